@@ -1,0 +1,96 @@
+/* The algorithms: state, time and cost in, verdict and next state out.
+ * Must not enter: clocks, locks, keys, I/O, memory allocation. Everything is 64-bit integers with 128-bit products. */
+#ifndef TG_ALGORITHMS_H
+#define TG_ALGORITHMS_H
+
+#include "base/base.h"
+
+/* What one rule says; the numbers of tg_result. When `allowed` they speak of the state after the hit, else of the state
+ * as it was. */
+typedef struct tg_verdict {
+    bool allowed;
+    uint64_t remaining;
+    uint64_t retry_after_us;
+    uint64_t reset_after_us;
+    uint64_t delay_us;
+    uint64_t stamp_us; /* fixed window: its start; counter: its window's index; log and buckets: now, clamped */
+} tg_verdict;
+
+/* What a full table needs to know of a state to choose a victim. Times on the clock given as now_us. */
+typedef struct tg_pressure {
+    uint64_t fresh_at_us;      /* from then on it equals a fresh one */
+    uint64_t blocked_until_us; /* until then a hit of cost 1 is denied; 0: it is not */
+    uint16_t share;            /* units used of what the rule holds, in 1/65535, rounded up, at most 65535 */
+} tg_pressure;
+
+/* State of the algorithms that need only numbers: 24 bytes, all zero is fresh. */
+typedef struct tg_state {
+    union {
+        struct {
+            uint64_t count, start_us;
+            uint64_t running; /* 0 or 1: a window has started (a refund to 0 does not end it) */
+        } fixed;
+        struct {
+            uint64_t index, current, previous; /* index of the window `current` belongs to */
+        } counter;
+        struct {
+            uint64_t level_low, level_high; /* units * period_us not yet drained */
+            uint64_t at_us;
+        } bucket;
+    };
+} tg_state;
+
+/* Fixed window, sliding counter, token and leaky bucket, and deny (which has no state).
+ *
+ * now_us  the store's clock; for an aligned rule the store's clock plus its UTC offset
+ * next    receives the state to store; equal to *state when denied or when cost is 0 */
+tg_verdict tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+
+/* Gives units back. `own`: those that a hit with this stamp took, else oldest first. Returns whether *next differs. */
+bool tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,
+                tg_state *next);
+
+/* The verdict a hit of `cost` would get on *state if this request's own earlier charge of `cost` were not in it. */
+tg_verdict tg__decide_charged(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost);
+
+tg_pressure tg__pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
+
+/* ---- the exact sliding log: its state is a sequence that a store keeps in its own way ---- */
+
+typedef struct tg_log_entry {
+    uint64_t at_us;
+    uint64_t cost; /* 0: given back, counts nothing, still holds its place */
+} tg_log_entry;
+
+/* A log as its store shows it: `next` walks from the oldest kept entry to the newest, once per view. */
+typedef struct tg_log_view {
+    uint64_t units;      /* costs of all kept entries, expired ones too */
+    bool empty;          /* no entry is kept */
+    tg_log_entry newest; /* when not empty */
+    void *cursor;
+    bool (*next)(void *cursor, tg_log_entry *entry); /* false at the end */
+} tg_log_view;
+
+/* What an admitted hit changes: drop `expired_entries` (worth `expired_units`) at the old end, then append `entry` or put
+ * it in the newest one's place. Nothing of it is done when denied or when cost is 0. */
+typedef struct tg_log_change {
+    size_t expired_entries;
+    uint64_t expired_units;
+    bool replace_newest;
+    tg_log_entry entry;
+} tg_log_change;
+
+/* charged  the newest `charged` units of this very time are this request's own and do not count (0: none) */
+tg_verdict tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost,
+                          uint64_t charged, tg_log_change *change);
+/* As tg__pressure, of the kept entries as they are; consumes the view. */
+tg_pressure tg__log_pressure(const tg_rule *rule, const tg_log_view *view, uint64_t now_us);
+/* Most entries a log of this rule can hold at once, and the most 8-byte words they take where a hit of cost 1 takes one
+ * word and any other two. */
+uint64_t tg__log_entries_max(const tg_rule *rule);
+uint64_t tg__log_words_max(const tg_rule *rule);
+
+/* The window's start for an aligned rule: multiples of the period since 1970 UTC, whole weeks from Monday 5 January. */
+uint64_t tg__aligned_start_us(uint64_t period_us, uint64_t utc_us);
+
+#endif

@@ -1,0 +1,450 @@
+/* tidegate: one rate limiter for every part of a site.
+ *
+ * This is the whole C interface and the only place where it is documented. Everything here is `tg_`; nothing else is
+ * exported. No function prints, exits, aborts or installs a signal handler.
+ *
+ * Conventions
+ *   Time      uint64_t microseconds, names end in `_us`. TG_NEVER: no wait can help.
+ *   Text      tg_text, borrowed for the call unless said otherwise; any bytes, no terminating NUL needed.
+ *   Failure   a negative tg_status, with `error` (may always be NULL) filled. A denial is an answer, not a failure.
+ *   Threads   a tg_limiter, tg_gate and tg_store may be used by any number of threads and by forked children at once.
+ *   Blocking  only what says so. The decision path (`tg_limiter_hit`, `tg_gate_judge`) allocates nothing.
+ */
+#ifndef TIDEGATE_H
+#define TIDEGATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TG_VERSION "0.1.0"
+
+#if defined(__GNUC__)
+#define TG_API __attribute__((visibility("default")))
+#else
+#define TG_API
+#endif
+
+/* ---- bounds ----------------------------------------------------------------------------------------------------- */
+
+#define TG_LIMIT_MAX UINT64_C(10000000000)          /* limit, burst and cost: 10^10 */
+#define TG_PERIOD_US_MIN UINT64_C(1000)             /* 1 ms */
+#define TG_PERIOD_US_MAX UINT64_C(315360000000000)  /* ten years of 365 days */
+#define TG_WAIT_US_MAX UINT64_C(9007199254740991)   /* 2^53 - 1: any longer wait is reported as this one */
+#define TG_NEVER UINT64_MAX                         /* a retry_after_us that no waiting reaches */
+
+#define TG_RULES_MAX 16        /* rules of one limiter or policy */
+#define TG_DIMENSIONS_MAX 8    /* identities judged in one decision, over all policies together */
+#define TG_PARTS_MAX 8         /* parts of one joint identity */
+#define TG_TARGETS_MAX 32      /* (rule, identity) pairs judged in one decision */
+#define TG_LIMITERS_MAX 8      /* limiters (policies) judged in one decision */
+#define TG_NAME_BYTES_MAX 64   /* a limiter's, policy's or namespace's name; a kind such as "header:X-Api-Key" */
+#define TG_RULE_TEXT_MAX 128   /* what tg_rule_text writes, with its NUL */
+
+/* ---- status and errors ------------------------------------------------------------------------------------------ */
+
+/* name, value, meaning */
+#define TG_STATUSES(X)                                                                                                 \
+    X(TG_OK, 0, "success")                                                                                             \
+    X(TG_E_ARG, -1, "an argument is outside its stated bounds")                                                        \
+    X(TG_E_RULE, -2, "a rule's text or numbers are wrong")                                                             \
+    X(TG_E_CONFIG, -3, "the rules file or a setting is wrong")                                                         \
+    X(TG_E_IDENTITY, -4, "who is asking cannot be told")                                                               \
+    X(TG_E_STORE, -5, "the store gave no answer in time")                                                              \
+    X(TG_E_TRUST, -6, "the store exists but its owner or mode is not to be trusted")                                   \
+    X(TG_E_FORMAT, -7, "the store is damaged, foreign, or of another version or clock")                                \
+    X(TG_E_SYSTEM, -8, "the system refused a call")                                                                    \
+    X(TG_E_NOMEM, -9, "out of memory")                                                                                 \
+    X(TG_E_UNSUPPORTED, -10, "not available in this build or version")
+
+typedef enum tg_status {
+#define TG_STATUS_ENUM(name, value, text) name = value,
+    TG_STATUSES(TG_STATUS_ENUM)
+#undef TG_STATUS_ENUM
+} tg_status;
+
+TG_API const char *tg_status_name(tg_status status); /* "TG_E_RULE"; "TG_E_UNKNOWN" for any other number */
+TG_API const char *tg_status_text(tg_status status); /* "a rule's text or numbers are wrong" */
+
+typedef struct tg_text {
+    const char *data; /* may be NULL when length is 0 */
+    size_t length;
+} tg_text;
+
+TG_API tg_text tg_text_of(const char *terminated); /* NULL gives the empty text */
+
+/* Filled by a failing call. `message` says what was found, what was expected and what to do; it never holds a secret. */
+typedef struct tg_error {
+    tg_status status;
+    int system_error;     /* errno where the system refused, else 0 */
+    unsigned line;        /* 1-based position in the rules file; 0: no file concerned */
+    unsigned column;      /* 1-based, in bytes */
+    size_t offset;        /* TG_E_RULE: byte offset in the rule text where the fault lies */
+    size_t length;        /* TG_E_RULE: bytes of the offending word; 0 at the end of the text */
+    char message[480];
+} tg_error;
+
+/* ---- clock ------------------------------------------------------------------------------------------------------ */
+
+/* A clock that only its owner moves, for tests and for replaying logs. A store opened with one is marked manual; a
+ * real store never opens with it nor the other way round. Its offset to UTC is 0. Reference counted; thread-safe. */
+typedef struct tg_clock tg_clock;
+
+TG_API tg_status tg_clock_open(uint64_t now_us, tg_clock **clock, tg_error *error);
+TG_API uint64_t tg_clock_now_us(const tg_clock *clock);
+TG_API void tg_clock_set_us(tg_clock *clock, uint64_t now_us);        /* may go back */
+TG_API void tg_clock_advance_us(tg_clock *clock, uint64_t by_us);     /* saturates */
+TG_API void tg_clock_retain(tg_clock *clock);
+TG_API void tg_clock_close(tg_clock *clock);                          /* accepts NULL */
+
+/* ---- rules ------------------------------------------------------------------------------------------------------ */
+
+typedef enum tg_algorithm {
+    TG_ALGORITHM_DEFAULT = 0, /* only as an argument: the choice of the rule grammar */
+    TG_FIXED_WINDOW,
+    TG_SLIDING_LOG,
+    TG_SLIDING_COUNTER,
+    TG_TOKEN_BUCKET, /* "gcra" is another name of it */
+    TG_LEAKY_BUCKET,
+    TG_DENY          /* refuses everything, takes and stores nothing */
+} tg_algorithm;
+
+TG_API const char *tg_algorithm_name(tg_algorithm algorithm); /* "sliding_log" */
+
+/* One rule. A value: copy it freely. Made by tg_rules_parse or tg_rule_make only. */
+typedef struct tg_rule {
+    uint64_t limit;         /* units per period; 0 for deny */
+    uint64_t period_us;     /* 0 for deny */
+    uint64_t burst;         /* buckets: what the bucket holds; else equal to limit */
+    uint64_t resolution_us; /* sliding log: hits within one multiple of it are merged; 0 keeps each */
+    uint8_t algorithm;      /* tg_algorithm, never the default */
+    bool aligned;           /* fixed window: starts at multiples of the period in UTC */
+    uint8_t scope[16];      /* digest of (namespace, name, algorithm, period): which counts it shares */
+} tg_rule;
+
+/* Parses "10/second; 1000/hour burst 50 token_bucket". Units, words and defaults:
+ *
+ *   rules  = rule { (";" | ",") rule }
+ *   rule   = ( amount [ "burst" int ] [ algorithm ] [ option ] ) | "deny"
+ *   amount = int ( "/" | "per" ) [ int ] unit
+ *   unit   = s sec second(s) m min minute(s) h hour(s) d day(s) w week(s) ms month (30 d) year (365 d)
+ *   option = "aligned" | "resolution" duration
+ *
+ * Words after the amount stand in any order; letters in any case; white space between words is free. Without an
+ * algorithm: token_bucket where a burst is given, fixed_window where aligned, sliding_log where a resolution is given or
+ * limit <= 1000, else sliding_counter; `preferred` (TG_ALGORITHM_DEFAULT: none) replaces that choice where a rule names
+ * no algorithm.
+ *
+ * rules  receives at most TG_RULES_MAX rules, `count` how many
+ * TG_E_RULE  wrong text; error->offset and ->length mark the word, the message says what was expected */
+TG_API tg_status tg_rules_parse(tg_text text, tg_algorithm preferred, tg_rule rules[TG_RULES_MAX], size_t *count,
+                                tg_error *error);
+
+/* A rule from numbers (a plan, a computed limit): limit 0 makes `deny`. burst 0: the default. TG_E_RULE beyond bounds. */
+TG_API tg_status tg_rule_make(uint64_t limit, uint64_t period_us, uint64_t burst, tg_algorithm algorithm, tg_rule *rule,
+                              tg_error *error);
+
+/* Writes the rule in its canonical spelling ("100/minute sliding_log"), which parses back to the same rule. */
+TG_API void tg_rule_text(const tg_rule *rule, char text[TG_RULE_TEXT_MAX]);
+
+/* ---- identities ------------------------------------------------------------------------------------------------- */
+
+/* One part of an identity: its kind ("ip", "user", "header:X-Api-Key"; empty for a raw positional part) and value. */
+typedef struct tg_part {
+    tg_text kind;
+    tg_text value; /* any bytes, any length; over 64 bytes its BLAKE2b-256 digest stands for it */
+} tg_part;
+
+/* One dimension: the parts of one joint identity. */
+typedef struct tg_dimension {
+    const tg_part *parts;
+    size_t part_count; /* 1..TG_PARTS_MAX */
+} tg_dimension;
+
+#define TG_IDENTITY_BYTES_MAX 254
+/* A joint identity, length-prefixed part by part with its kind, so that no content of one part makes two equal.
+ * A value; `bytes` past `length` are unset. */
+typedef struct tg_identity {
+    uint16_t length;
+    uint8_t bytes[TG_IDENTITY_BYTES_MAX];
+} tg_identity;
+
+/* ---- decisions -------------------------------------------------------------------------------------------------- */
+
+/* What one rule says about one identity. */
+typedef struct tg_result {
+    tg_rule rule;
+    bool allowed;            /* by this rule alone */
+    bool charged;            /* units were taken from it: a refund has something to give back */
+    uint8_t identity;        /* index into tg_decision.identities */
+    uint8_t limiter;         /* index of the limiter (policy) it came from */
+    uint64_t cost;
+    uint64_t remaining;      /* hits of cost 1 that would pass at this instant, after this decision */
+    uint64_t retry_after_us; /* 0 when allowed; passes after this wait if nobody else hits, 1 us earlier it does not */
+    uint64_t reset_after_us; /* until the state equals a fresh one */
+    uint64_t delay_us;       /* leaky bucket: how long to hold an allowed hit */
+    uint64_t stamp_us;       /* what a refund needs to find its hit again: log stamp, counter window; else when */
+} tg_result;
+
+/* The answer over all rules and identities. The plain fields are those of the reported rule: when denied the one with the
+ * longest retry, when allowed the one with the smallest remaining; ties: longest reset, then first in the list. Entries of
+ * `results` and `identities` past their counts are unset. */
+typedef struct tg_decision {
+    bool allowed;   /* everything fits and has been taken; else nothing has */
+    bool degraded;  /* the store did not answer; `allowed` is what on_store_failure says */
+    bool overflow;  /* the table was full; judged in a shared overflow bucket */
+    uint8_t reported;
+    uint8_t result_count; /* 0 when degraded */
+    uint8_t identity_count;
+    uint64_t limit, burst;
+    uint64_t remaining;      /* smallest over all results */
+    uint64_t retry_after_us; /* longest */
+    uint64_t reset_after_us; /* of the reported rule */
+    uint64_t delay_us;       /* longest */
+    tg_result results[TG_TARGETS_MAX];
+    tg_identity identities[TG_DIMENSIONS_MAX];
+} tg_decision;
+
+/* ---- stores ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tg_store tg_store;
+
+typedef struct tg_store_options {
+    tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
+    uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
+} tg_store_options;
+
+/* Opens a store, or takes another reference to one this process has open under the same URI and clock.
+ *
+ *   memory://[NAME]                  this process and its forks; gone with the last reference
+ *   shared://NAME?size=16MiB&mode=0660&group=web&owner=www-data
+ *   shared:///absolute/path?...      every process of this host that opens it
+ *
+ * uri  empty: TIDEGATE_STORE from the environment, else shared://default
+ *
+ * TG_E_CONFIG  the URI is wrong, or two references name different sizes
+ * TG_E_TRUST   path, owner, mode and the option that would allow it are in the message
+ * TG_E_FORMAT  damaged or foreign file, other clock kind
+ * TG_E_SYSTEM  the system refused (no space: nothing is left behind)
+ * Blocks on a file lock while another process makes the table. */
+TG_API tg_status tg_store_open(tg_text uri, const tg_store_options *options, tg_store **store, tg_error *error);
+TG_API void tg_store_close(tg_store *store); /* accepts NULL; decisions under way on other threads must have ended */
+TG_API uint64_t tg_store_now_us(tg_store *store);
+/* Adds this to tg_store_now_us to get microseconds since 1970 UTC; 0 under a manual clock. */
+TG_API int64_t tg_store_utc_offset_us(tg_store *store);
+
+/* Counters and fill of a table since it was made, for all processes together. */
+typedef struct tg_store_stats {
+    uint64_t table_bytes, entries, entries_live, log_blocks, log_blocks_used;
+    uint64_t evicted;            /* entries forgotten for lack of room: fresh or non-blocking ones only */
+    uint64_t overflowed;         /* decisions in an overflow bucket */
+    uint64_t full;               /* decisions refused a place even there */
+    uint64_t owner_deaths;       /* locks taken back from a dead holder */
+    uint64_t timeouts;           /* decisions that got no lock in time */
+} tg_store_stats;
+TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
+
+/* ---- notices ---------------------------------------------------------------------------------------------------- */
+
+/* What the library has to say to an operator: store trouble began or ended, table near full, table replaced, forwarded
+ * header from an untrusted peer. Once per occasion, never once per request. Faces take them and log them. */
+typedef struct tg_notice {
+    char code[32];     /* "store-failing", "table-near-full", ... each with a paragraph in docs/notices.md */
+    char message[480];
+} tg_notice;
+
+TG_API bool tg_notice_pending(void);           /* one relaxed load: cheap enough for each request */
+TG_API bool tg_notice_take(tg_notice *notice); /* false: none. At most 64 are kept; the rest is counted in the last */
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+typedef struct tg_header {
+    tg_text name; /* any case; FastCGI's HTTP_X_NAME is given as X-Name or X_NAME: '_' equals '-' */
+    tg_text value;
+} tg_header;
+
+/* What a face knows about the request being judged. All borrowed for the call. Empty text: not known. */
+typedef struct tg_request {
+    tg_text method;
+    tg_text path;  /* as the client sent it, percent-encoded, with or without "?query" */
+    tg_text host;
+    tg_text peer;  /* the peer's address; "unix:" or empty for a local socket */
+    tg_text user;  /* as authenticated by the face */
+    tg_text route; /* the route's template, where the face has routes */
+    const tg_header *headers; /* in the order received, repeated lines repeated */
+    size_t header_count;
+    bool client_resolved; /* the server in front has already put the client's address into `peer` */
+} tg_request;
+
+#define TG_ADDRESS_TEXT_MAX 64
+/* The client's address as it is counted: proxies walked from the right, mapped and NAT64 addresses unmapped, IPv6 cut to
+ * its prefix ("2001:db8:1:2::/64"). See tg_client_options. */
+typedef struct tg_client_options {
+    const tg_text *trusted_proxies; /* networks ("10.0.0.0/8", "::1"), or "unix:" */
+    size_t trusted_proxy_count;
+    tg_text client_header; /* empty: X-Forwarded-For; also Forwarded (RFC 7239) and X-Real-IP */
+    unsigned ipv4_prefix;  /* 0: 32 */
+    unsigned ipv6_prefix;  /* 0: 64 */
+    tg_text user_header;   /* empty: none; read from trusted peers only */
+} tg_client_options;
+
+typedef struct tg_client tg_client; /* parsed tg_client_options */
+/* TG_E_CONFIG names the entry and what was expected. Allocates. */
+TG_API tg_status tg_client_open(const tg_client_options *options, tg_client **client, tg_error *error);
+TG_API void tg_client_close(tg_client *client); /* accepts NULL */
+/* TG_E_IDENTITY: a local socket that is not trusted, or a peer that is no address. */
+TG_API tg_status tg_client_resolve(const tg_client *client, const tg_request *request,
+                                   char address[TG_ADDRESS_TEXT_MAX], tg_error *error);
+/* The normalised spelling of one address, cut to the client's prefixes. TG_E_IDENTITY: not an address. */
+TG_API tg_status tg_client_normalise(const tg_client *client, tg_text address, char normal[TG_ADDRESS_TEXT_MAX],
+                                     tg_error *error);
+
+/* ---- limiters --------------------------------------------------------------------------------------------------- */
+
+typedef enum tg_on_failure { TG_FAIL_OPEN = 0, TG_FAIL_CLOSED, TG_FAIL_LOCAL } tg_on_failure;
+typedef enum tg_on_full { TG_FULL_OVERFLOW = 0, TG_FULL_OPEN, TG_FULL_CLOSED } tg_on_full;
+typedef enum tg_missing { TG_MISSING_REJECT_401 = 0, TG_MISSING_REJECT_400, TG_MISSING_SHARED } tg_missing;
+
+typedef struct tg_limiter_options {
+    tg_text rules;           /* required */
+    tg_text name;            /* empty: "default"; limiters of one name share their counts */
+    tg_text space;           /* the namespace; empty: "default" */
+    tg_algorithm preferred;  /* for rules that name no algorithm */
+    const tg_text *by;       /* dimensions: "ip", "user|ip", "ip+route"; none: tg_limiter_judge is TG_E_ARG */
+    size_t by_count;
+    tg_on_failure on_store_failure;
+    tg_on_full on_full;
+    tg_missing missing_identity;
+} tg_limiter_options;
+
+typedef struct tg_limiter tg_limiter;
+
+/* store   kept (another reference is taken)
+ * client  may be NULL: no proxy is trusted; borrowed, must outlive the limiter
+ * TG_E_RULE, TG_E_CONFIG (names the option), TG_E_NOMEM; TG_E_RULE also when a rule's full log is larger than the table
+ * can hold: the message names the size that would do. */
+TG_API tg_status tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options,
+                                 tg_limiter **limiter, tg_error *error);
+TG_API void tg_limiter_close(tg_limiter *limiter); /* accepts NULL */
+TG_API size_t tg_limiter_rules(const tg_limiter *limiter, const tg_rule **rules); /* borrowed; returns how many */
+TG_API const char *tg_limiter_name(const tg_limiter *limiter);
+TG_API tg_store *tg_limiter_store(const tg_limiter *limiter); /* borrowed */
+
+/* Takes `cost` units from every dimension under every rule of the limiter, or from none.
+ *
+ * dimensions  a limiter with `by` (a policy) composes its own from the kinds given here, each a one-part dimension;
+ *             positional parts (empty kind) are then TG_E_ARG. Kind "ip" is normalised as a face would.
+ * cost        0 takes nothing and makes no state; above what a rule can hold it is denied with TG_NEVER
+ * decision    filled on TG_OK only
+ *
+ * TG_OK also covers a denial and a store that did not answer (decision->degraded): on_store_failure decides then.
+ *   TG_E_ARG       no or too many dimensions or parts, kind over TG_NAME_BYTES_MAX, cost over TG_LIMIT_MAX
+ *   TG_E_IDENTITY  a policy's kind is missing, or kind "ip" is no address
+ * Blocks: the table for a segment lock only, up to the store's timeout behind a stopped holder. Allocates nothing. */
+TG_API tg_status tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                uint64_t cost, tg_decision *decision, tg_error *error);
+/* As tg_limiter_hit would decide; `remaining` and `reset_after_us` are those of the untouched state. Takes nothing. */
+TG_API tg_status tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                 uint64_t cost, tg_decision *decision, tg_error *error);
+/* Forgets the identities under every rule. TG_E_STORE when the store did not answer. */
+TG_API tg_status tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                  tg_error *error);
+/* Gives `cost` units back, never below zero, oldest first in a log. TG_E_STORE when the store did not answer. */
+TG_API tg_status tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                   uint64_t cost, tg_error *error);
+/* Gives back exactly what `decision` took and marks it as given back: a second call does nothing.
+ * TG_E_STORE when the store did not answer (the decision keeps its marks). */
+TG_API tg_status tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error);
+
+/* ---- judging a request ------------------------------------------------------------------------------------------ */
+
+typedef enum tg_outcome {
+    TG_UNMATCHED = 0,  /* no policy speaks of this request: let it through, no fields */
+    TG_ALLOWED,
+    TG_DENIED,         /* over a limit */
+    TG_FORBIDDEN,      /* a `deny` rule */
+    TG_UNIDENTIFIED,   /* a part of the identity is missing and missing_identity rejects */
+    TG_UNAVAILABLE     /* the store did not answer and on_store_failure is closed */
+} tg_outcome;
+
+typedef struct tg_judgement {
+    tg_outcome outcome;
+    int status;                          /* 0: let through; else the HTTP status of the refusal */
+    char policy[TG_NAME_BYTES_MAX + 1];  /* of the reported rule */
+    char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED: the kind that is missing */
+    tg_decision decision;                /* ALLOWED, DENIED, FORBIDDEN, UNAVAILABLE; else result_count is 0 */
+} tg_judgement;
+
+/* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
+ *
+ * prior        decisions already taken for this same request: a (rule scope, identity) charged there is judged by this
+ *              limiter's numbers but not charged again. May be NULL.
+ * cost         as in tg_limiter_hit
+ *
+ * CORS preflight (OPTIONS with Origin and Access-Control-Request-Method) is TG_UNMATCHED: free on every face.
+ * TG_E_ARG  no limiter, over TG_LIMITERS_MAX, a limiter without `by`, different stores, too many targets */
+TG_API tg_status tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request,
+                                   uint64_t cost, const tg_decision *const *prior, size_t prior_count,
+                                   tg_judgement *judgement, tg_error *error);
+
+/* ---- the gate: a rules file in force ------------------------------------------------------------------------------ */
+
+typedef struct tg_gate tg_gate;
+
+typedef struct tg_gate_options {
+    tg_text path;  /* the rules file; empty: TIDEGATE_CONFIG from the environment, TG_E_CONFIG without one */
+    tg_text store; /* empty: TIDEGATE_STORE, the file's `store`, shared://default */
+    tg_clock *clock;
+    uint64_t timeout_us;
+} tg_gate_options;
+
+/* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */
+TG_API tg_status tg_gate_open(const tg_gate_options *options, tg_gate **gate, tg_error *error);
+TG_API void tg_gate_close(tg_gate *gate); /* accepts NULL */
+/* Reads the file again. Any failure leaves the rules in force as they were. No request sees half of a change; what was
+ * used stays used. The store cannot change while running (TG_E_CONFIG says so). */
+TG_API tg_status tg_gate_reload(tg_gate *gate, tg_error *error);
+/* Finds the policies of the request (first match wins) and judges it. Never waits for a reload. */
+TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
+                               const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
+                               tg_error *error);
+/* A limiter of its own for the file's policy `name`, sharing its counts with every face. Close it before the gate.
+ * It keeps the rules of this moment until it is opened again. TG_E_CONFIG: no such policy; the message lists them. */
+TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error);
+TG_API tg_store *tg_gate_store(tg_gate *gate);          /* borrowed */
+TG_API const tg_client *tg_gate_client(tg_gate *gate);  /* borrowed; that of the file as first read */
+TG_API uint64_t tg_gate_generation(const tg_gate *gate); /* counts successful reads, from 1 */
+
+/* ---- the answer --------------------------------------------------------------------------------------------------- */
+
+#define TG_ANSWER_FIELDS_MAX 12
+#define TG_ANSWER_BYTES_MAX 2048
+
+typedef struct tg_field {
+    tg_text name, value;
+} tg_field;
+
+/* What goes to the client: with status 0 only the fields, to be added to the application's own answer; else the whole
+ * refusal. Texts point into `storage`: copy the struct and they still point into the original. */
+typedef struct tg_answer {
+    int status;
+    const char *reason; /* "Too Many Requests" */
+    size_t field_count;
+    tg_field fields[TG_ANSWER_FIELDS_MAX]; /* Content-Type among them when there is a body */
+    tg_text body;
+    char storage[TG_ANSWER_BYTES_MAX];
+} tg_answer;
+
+/* Retry-After in whole seconds, rounded up, at least 1 (RFC 9110 10.2.3), absent when no wait can help; X-RateLimit-Limit,
+ * -Remaining, -Reset (delta seconds, rounded up); body {"code": "RATE_LIMITED", "message": ..., "retry_after": ...}
+ * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1. */
+TG_API void tg_answer_make(const tg_judgement *judgement, tg_answer *answer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,71 @@
+/* What core/ asks of a store, and what every store shares: the reference count and the registry by URI.
+ * Must not enter: identities as people write them, requests, policies. */
+#ifndef TG_STORE_H
+#define TG_STORE_H
+
+#include "base/base.h"
+
+typedef enum tg_op {
+    TG_OP_HIT,    /* decide over all targets; take from all or from none */
+    TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
+    TG_OP_REFUND, /* give `cost` back; with `own` what the hit of `stamp_us` took, else oldest first */
+    TG_OP_RESET   /* forget the state */
+} tg_op;
+
+/* One (rule, identity) pair. Two targets of one call with equal scope and identity are one state: it is charged once,
+ * each rule judging by its own numbers. */
+typedef struct tg_target {
+    const tg_rule *rule;
+    const tg_identity *identity; /* equal pointers mean equal identities: a store may hash once per pointer */
+    uint64_t cost;
+    uint64_t stamp_us;  /* REFUND with `own`; HIT with `charged`: the earlier hit's stamp */
+    uint8_t on_full;    /* tg_on_full */
+    bool own;
+    bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
+} tg_target;
+
+typedef struct tg_store_ops {
+    const char *name; /* "table": appears in errors and metrics */
+    /* One atomic step for every thread and process that shares the store; the store supplies the clock.
+     *
+     * results   HIT and PEEK: allowed, charged, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of each
+     *           target are filled; the other fields are the caller's. When one target denies, those that would allow keep
+     *           `allowed`, are not charged, and tell of the untouched state. REFUND and RESET: may be NULL
+     * overflow  set when any target was judged in an overflow bucket; may be NULL
+     * TG_E_STORE no answer in time: nothing is known to be taken. Never blocks past the store's timeout behind a stopped
+     *           holder, never allocates. */
+    tg_status (*apply)(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+                       bool *overflow, tg_error *error);
+    /* TG_E_RULE when the store could never hold this rule's state: says which size would do. */
+    tg_status (*admit_rule)(tg_store *store, const tg_rule *rule, tg_error *error);
+    uint64_t (*now_us)(tg_store *store);
+    int64_t (*utc_offset_us)(tg_store *store);
+    tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
+    void (*close)(tg_store *store); /* the last reference is gone */
+} tg_store_ops;
+
+struct tg_store {
+    const tg_store_ops *ops;
+    char *uri;        /* canonical; the registry's key together with `clock` */
+    tg_clock *clock;  /* NULL: real */
+    unsigned references; /* under the registry's lock */
+    struct tg_store *next;
+};
+
+/* A URI split into its pieces; parsed by store.c, so that every store reports a bad one alike. */
+typedef struct tg_store_uri {
+    tg_text scheme; /* "shared" */
+    tg_text rest;   /* between "://" and "?" */
+    struct {
+        tg_text name, value;
+    } options[8];
+    size_t option_count;
+} tg_store_uri;
+
+/* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
+tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+
+/* Takes another reference. */
+void tg__store_retain(tg_store *store);
+
+#endif

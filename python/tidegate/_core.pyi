@@ -1,0 +1,225 @@
+"""The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Final, final
+
+from typing_extensions import Self
+
+__version__: Final[str]
+
+class Error(Exception):
+    """Whatever tidegate raises. `code` is the C status, such as "TG_E_RULE"."""
+
+    code: str
+
+class RuleError(Error, ValueError):
+    """A rule's text or numbers are wrong; `offset` and `length` mark the word in `text`; str() shows a caret under it."""
+
+    text: str
+    offset: int
+    length: int
+
+class ConfigError(Error, ValueError):
+    """The rules file or a setting is wrong; `line` and `column` are 1-based, 0 where no file is concerned."""
+
+    line: int
+    column: int
+
+class StoreError(Error):
+    """A store could not be opened, or an administrative call got no answer. `hit` never raises it."""
+
+    errno: int
+
+class IdentityError(Error, ValueError):
+    """A value that a policy's `by` needs was not given, or an address is none."""
+
+@final
+class ManualClock:
+    """A clock that only its owner moves. Stores opened with it are marked manual."""
+
+    def __new__(cls, now_us: int = 1_700_000_000_000_000) -> Self: ...
+    @property
+    def now_us(self) -> int: ...
+    @now_us.setter
+    def now_us(self, value: int) -> None: ...
+    def advance(self, seconds: float) -> None: ...
+    def advance_us(self, microseconds: int) -> None: ...
+
+@final
+class RuleResult:
+    """What one rule said about one identity."""
+
+    rule: str
+    allowed: bool
+    limit: int
+    burst: int
+    period_us: int
+    algorithm: str
+    remaining: int
+    retry_after_us: int | None
+    reset_after_us: int
+    delay_us: int
+    retry_after: float
+    reset_after: float
+    delay: float
+
+@final
+class Decision:
+    def __bool__(self) -> bool: ...
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def degraded(self) -> bool: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def burst(self) -> int: ...
+    @property
+    def remaining(self) -> int: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def rules(self) -> tuple[RuleResult, ...]: ...
+    @property
+    def retry_after(self) -> float: ...
+    @property
+    def reset_after(self) -> float: ...
+    @property
+    def delay(self) -> float: ...
+    @property
+    def retry_after_us(self) -> int | None: ...
+    @property
+    def reset_after_us(self) -> int: ...
+    @property
+    def delay_us(self) -> int: ...
+    def refund(self) -> None: ...
+
+@final
+class Limiter:
+    def __new__(
+        cls,
+        rules: str | None = None,
+        *,
+        name: str | None = None,
+        policy: str | None = None,
+        algorithm: str | None = None,
+        store: str | None = None,
+        clock: ManualClock | None = None,
+        namespace: str | None = None,
+        by: str | Sequence[str] | None = None,
+        trusted_proxies: Sequence[str] | None = None,
+        client_header: str | None = None,
+        user_header: str | None = None,
+        on_store_failure: str = "open",
+        on_full: str = "overflow",
+        missing_identity: str = "reject 401",
+        timeout: float = 0.05,
+        config: str | None = None,
+        enabled: bool | None = None,
+    ) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def rules(self) -> tuple[str, ...]: ...
+    @property
+    def enabled(self) -> bool: ...
+    def hit(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Decision: ...
+    def peek(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Decision: ...
+    def reset(
+        self, *parts: str | bytes, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> None: ...
+    def refund(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> None: ...
+    def hit_async(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Awaitable[Decision]: ...
+    def peek_async(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Awaitable[Decision]: ...
+    def reset_async(
+        self, *parts: str | bytes, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Awaitable[None]: ...
+    def refund_async(
+        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
+    ) -> Awaitable[None]: ...
+
+@final
+class Judgement:
+    """The answer to one request: what tg_judgement and tg_answer hold."""
+
+    @property
+    def outcome(self) -> str: ...  # "unmatched" "allowed" "denied" "forbidden" "unidentified" "unavailable"
+    @property
+    def status(self) -> int: ...  # 0: let through
+    @property
+    def policy(self) -> str: ...
+    @property
+    def missing(self) -> str: ...
+    @property
+    def decision(self) -> Decision: ...
+    @property
+    def fields(self) -> list[tuple[bytes, bytes]]: ...  # lower-case names, for ASGI; Content-Type among them on a refusal
+    @property
+    def fields_text(self) -> list[tuple[str, str]]: ...  # usual case, for WSGI
+    @property
+    def body(self) -> bytes: ...
+
+@final
+class Gate:
+    """A rules file in force."""
+
+    def __new__(
+        cls,
+        config: str | None = None,
+        *,
+        store: str | None = None,
+        clock: ManualClock | None = None,
+        timeout: float = 0.05,
+    ) -> Self: ...
+    @property
+    def generation(self) -> int: ...
+    def reload(self) -> None: ...
+    def judge_asgi(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        route: str | None = None,
+        user: str | None = None,
+        cost: int = 1,
+        prior: Sequence[Judgement] = (),
+    ) -> Judgement: ...
+    def judge_wsgi(
+        self,
+        environ: Mapping[str, Any],
+        *,
+        route: str | None = None,
+        user: str | None = None,
+        cost: int = 1,
+        prior: Sequence[Judgement] = (),
+    ) -> Judgement: ...
+
+def judge_asgi(
+    limiters: Sequence[Limiter],
+    scope: Mapping[str, Any],
+    *,
+    route: str | None = None,
+    user: str | None = None,
+    cost: int = 1,
+    prior: Sequence[Judgement] = (),
+) -> Judgement: ...
+def judge_wsgi(
+    limiters: Sequence[Limiter],
+    environ: Mapping[str, Any],
+    *,
+    route: str | None = None,
+    user: str | None = None,
+    cost: int = 1,
+    prior: Sequence[Judgement] = (),
+) -> Judgement: ...
+def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate) -> str: ...
+def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

@@ -1,0 +1,373 @@
+"""The reference: what each number of a decision means, written from the definitions with exact rational numbers.
+
+It shares no formula with the C core. An algorithm here says only three things of a state: whether a cost *fits* at an
+instant, what *taking* it changes, and whether the state is *fresh* at an instant. `remaining`, `retry_after` and
+`reset_after` are then found by searching for the instant or number that their definition names, so a wrong closed form in
+C cannot be repeated here. Slow and plain on purpose; it reads no clock and knows no store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+WEEK = 7 * DAY
+NEVER = None
+WAIT_MAX = 2**53 - 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    limit: int
+    period_us: int
+    algorithm: str
+    burst: int | None = None
+    aligned: bool = False
+    resolution_us: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Units that fit into a fresh state."""
+        return self.limit if self.burst is None else self.burst
+
+
+@dataclass(frozen=True)
+class Verdict:
+    allowed: bool
+    remaining: int
+    retry_after_us: int | None
+    reset_after_us: int
+    delay_us: int = 0
+
+
+def smallest(holds, at_most: int | None = None) -> int:
+    """The smallest whole number n >= 0 with holds(n); `holds` is monotone, and true at `at_most` where that is given."""
+    low, high = 0, 1
+    while at_most is None and not holds(high):
+        low, high = high + 1, 2 * high
+    if at_most is not None:
+        high = at_most
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class State:
+    """One (rule, key). Subclasses define `now`, `fits`, `take`, `fresh` and `give`; the numbers follow from them."""
+
+    def now(self, rule: Rule, t: int) -> int:
+        raise NotImplementedError
+
+    def fits(self, rule: Rule, t: int, cost: int) -> bool:
+        raise NotImplementedError
+
+    def take(self, rule: Rule, t: int, cost: int) -> int:
+        """Returns the stamp that a refund of this very hit names."""
+        raise NotImplementedError
+
+    def fresh(self, rule: Rule, t: int) -> bool:
+        raise NotImplementedError
+
+    def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
+        raise NotImplementedError
+
+    def delay(self, rule: Rule, t: int) -> int:
+        return 0
+
+    def numbers(self, rule: Rule, t: int) -> tuple[int, int]:
+        """(remaining, reset_after_us) of the state as it is."""
+        most = rule.capacity
+        remaining = most - smallest(lambda n: n == most or self.fits(rule, t, most - n), most)
+        reset = smallest(lambda w: self.fresh(rule, t + w))
+        return remaining, min(reset, WAIT_MAX)
+
+    def retry(self, rule: Rule, t: int, cost: int) -> int | None:
+        if cost > rule.capacity:
+            return NEVER
+        return min(smallest(lambda w: self.fits(rule, t + w, cost)), WAIT_MAX)
+
+    def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
+        t = self.now(rule, t)
+        allowed = cost == 0 or self.fits(rule, t, cost)
+        retry = 0 if allowed else self.retry(rule, t, cost)
+        delay = self.delay(rule, t) if allowed and cost else 0
+        stamp = self.take(rule, t, cost) if allowed and cost else None
+        return Verdict(allowed, *self._order(rule, t, retry), delay), stamp
+
+    def peek(self, rule: Rule, t: int, cost: int) -> Verdict:
+        t = self.now(rule, t)
+        allowed = cost == 0 or self.fits(rule, t, cost)
+        retry = 0 if allowed else self.retry(rule, t, cost)
+        delay = self.delay(rule, t) if allowed and cost else 0
+        return Verdict(allowed, *self._order(rule, t, retry), delay)
+
+    def refund(self, rule: Rule, t: int, cost: int, stamp: int | None = None) -> None:
+        self.give(rule, self.now(rule, t), cost, stamp)
+
+    def _order(self, rule: Rule, t: int, retry: int | None) -> tuple[int, int | None, int]:
+        remaining, reset = self.numbers(rule, t)
+        return remaining, retry, reset
+
+
+@dataclass
+class FixedWindow(State):
+    """`offset_us` is what turns the store's clock into UTC, for aligned rules; times in here are then UTC."""
+
+    count: int = 0
+    start: int | None = None
+
+    def now(self, rule: Rule, t: int) -> int:
+        return t if self.start is None else max(t, self.start)
+
+    def running(self, rule: Rule, t: int) -> bool:
+        return self.start is not None and t < self.start + rule.period_us
+
+    def fits(self, rule: Rule, t: int, cost: int) -> bool:
+        return (self.count if self.running(rule, t) else 0) + cost <= rule.limit
+
+    def take(self, rule: Rule, t: int, cost: int) -> int:
+        if not self.running(rule, t):
+            self.count, self.start = 0, t
+            if rule.aligned:
+                phase = 4 * DAY if rule.period_us % WEEK == 0 else 0
+                self.start = (t - phase) // rule.period_us * rule.period_us + phase
+        self.count += cost
+        return self.start
+
+    def fresh(self, rule: Rule, t: int) -> bool:
+        return not self.running(rule, t)
+
+    def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
+        if self.running(rule, t) and stamp in (None, self.start):
+            self.count = max(0, self.count - cost)
+
+
+@dataclass
+class SlidingLog(State):
+    """Entries are [stamp, cost]; an admitted hit drops what has left the period. A refunded entry keeps its place."""
+
+    entries: list[list[int]] = field(default_factory=list)
+
+    def now(self, rule: Rule, t: int) -> int:
+        return max(t, self.entries[-1][0]) if self.entries else t
+
+    def used(self, rule: Rule, t: int) -> int:
+        return sum(cost for stamp, cost in self.entries if stamp > t - rule.period_us)
+
+    def fits(self, rule: Rule, t: int, cost: int) -> bool:
+        return self.used(rule, t) + cost <= rule.limit
+
+    def take(self, rule: Rule, t: int, cost: int) -> int:
+        self.entries = [entry for entry in self.entries if entry[0] > t - rule.period_us]
+        step = rule.resolution_us
+        if step and self.entries and self.entries[-1][0] // step == t // step:
+            self.entries[-1] = [t, self.entries[-1][1] + cost]
+        else:
+            self.entries.append([t, cost])
+        return t
+
+    def fresh(self, rule: Rule, t: int) -> bool:
+        return self.used(rule, t) == 0
+
+    def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
+        step = rule.resolution_us or 1
+        order = range(len(self.entries)) if stamp is None else reversed(range(len(self.entries)))
+        for i in order:
+            at, had = self.entries[i]
+            if at <= t - rule.period_us or (stamp is not None and at // step != stamp // step):
+                continue
+            given = min(cost, had)
+            self.entries[i][1] -= given
+            cost -= given
+
+
+@dataclass
+class SlidingCounter(State):
+    index: int = 0
+    current: int = 0
+    previous: int = 0
+
+    def now(self, rule: Rule, t: int) -> int:
+        return max(t, self.index * rule.period_us)
+
+    def at(self, rule: Rule, t: int) -> tuple[int, int, int]:
+        index = t // rule.period_us
+        if index == self.index:
+            return index, self.current, self.previous
+        if index == self.index + 1:
+            return index, 0, self.current
+        return index, 0, 0
+
+    def fits(self, rule: Rule, t: int, cost: int) -> bool:
+        index, current, previous = self.at(rule, t)
+        into = Fraction(t - index * rule.period_us, rule.period_us)
+        return previous * (1 - into) + current + cost <= rule.limit
+
+    def take(self, rule: Rule, t: int, cost: int) -> int:
+        self.index, self.current, self.previous = self.at(rule, t)
+        self.current += cost
+        return self.index
+
+    def fresh(self, rule: Rule, t: int) -> bool:
+        return self.at(rule, t)[1:] == (0, 0)
+
+    def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
+        index, current, previous = self.at(rule, t)
+        if stamp is None or stamp == index - 1:
+            given = min(cost, previous)
+            previous -= given
+            cost -= given
+        if stamp is None or stamp == index:
+            current -= min(cost, current)
+        self.index, self.current, self.previous = index, current, previous
+
+
+@dataclass
+class Bucket(State):
+    """Token bucket and leaky bucket: `level` units have not drained yet at `at`."""
+
+    level: Fraction = Fraction(0)
+    at: int = 0
+    leaky: bool = False
+
+    def now(self, rule: Rule, t: int) -> int:
+        return max(t, self.at)
+
+    def drained(self, rule: Rule, t: int) -> Fraction:
+        return max(Fraction(0), self.level - Fraction((t - self.at) * rule.limit, rule.period_us))
+
+    def fits(self, rule: Rule, t: int, cost: int) -> bool:
+        return self.drained(rule, t) + cost <= rule.capacity
+
+    def take(self, rule: Rule, t: int, cost: int) -> int:
+        self.level, self.at = self.drained(rule, t) + cost, t
+        return t
+
+    def fresh(self, rule: Rule, t: int) -> bool:
+        return self.drained(rule, t) == 0
+
+    def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
+        self.level, self.at = max(Fraction(0), self.drained(rule, t) - cost), t
+
+    def delay(self, rule: Rule, t: int) -> int:
+        if not self.leaky:
+            return 0
+        wait = self.drained(rule, t) * rule.period_us / rule.limit
+        return min(-(-wait.numerator // wait.denominator), WAIT_MAX)
+
+
+class Deny(State):
+    def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
+        return Verdict(False, 0, NEVER, 0), None
+
+    def peek(self, rule: Rule, t: int, cost: int) -> Verdict:
+        return Verdict(False, 0, NEVER, 0)
+
+    def refund(self, rule: Rule, t: int, cost: int, stamp: int | None = None) -> None:
+        pass
+
+
+def fresh_state(rule: Rule) -> State:
+    return {
+        "fixed_window": FixedWindow,
+        "sliding_log": SlidingLog,
+        "sliding_counter": SlidingCounter,
+        "token_bucket": Bucket,
+        "leaky_bucket": lambda: Bucket(leaky=True),
+        "deny": Deny,
+    }[rule.algorithm]()
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The decision over several (rule, key) pairs."""
+
+    allowed: bool
+    reported: int
+    remaining: int
+    retry_after_us: int | None
+    reset_after_us: int
+    delay_us: int
+    verdicts: tuple[Verdict, ...]
+
+
+class Table:
+    """Many keys; a key's state belongs to (key, algorithm, period), as counts survive changed limits and bursts."""
+
+    def __init__(self) -> None:
+        self.states: dict[tuple, State] = {}
+
+    def key(self, rule: Rule, key: object) -> tuple:
+        return (key, rule.algorithm, rule.period_us)
+
+    def state(self, rule: Rule, key: object) -> State:
+        return self.states.get(self.key(rule, key)) or fresh_state(rule)
+
+    def decide(self, targets: list[tuple[Rule, object]], t: int, cost: int, take: bool = True) -> tuple[Joint, list]:
+        """All or nothing. Returns the decision and, for refunds, [(rule, key, cost, stamp)] of what was taken."""
+        looks = [self.state(rule, key).peek(rule, t, cost) for rule, key in targets]
+        allowed = all(look.allowed for look in looks)
+        taken: list = []
+        if not take:
+            verdicts = looks
+        elif allowed:
+            verdicts, seen = [], set()
+            for rule, key in targets:
+                state = self.states.setdefault(self.key(rule, key), self.state(rule, key)) if cost else self.state(rule, key)
+                if self.key(rule, key) in seen:
+                    remaining, reset = state.numbers(rule, state.now(rule, t))
+                    verdicts.append(Verdict(True, remaining, 0, reset, looks[len(verdicts)].delay_us))
+                    continue
+                seen.add(self.key(rule, key))
+                verdict, stamp = state.hit(rule, t, cost)
+                verdicts.append(verdict)
+                if cost:
+                    taken.append((rule, key, cost, stamp))
+        else:
+            verdicts = looks
+        order = list(range(len(verdicts)))
+        far = float("inf")
+        if allowed:
+            reported = min(order, key=lambda i: (verdicts[i].remaining, -verdicts[i].reset_after_us, i))
+        else:
+            denied = [i for i in order if not verdicts[i].allowed]
+            wait = lambda i: far if verdicts[i].retry_after_us is NEVER else verdicts[i].retry_after_us
+            reported = min(denied, key=lambda i: (-wait(i), -verdicts[i].reset_after_us, i))
+        joint = Joint(
+            allowed,
+            reported,
+            min(v.remaining for v in verdicts),
+            verdicts[reported].retry_after_us,
+            verdicts[reported].reset_after_us,
+            max((v.delay_us for v in verdicts), default=0) if allowed else 0,
+            tuple(verdicts),
+        )
+        return joint, taken
+
+    def hit(self, targets, t: int, cost: int = 1):
+        return self.decide(targets, t, cost, take=True)
+
+    def peek(self, targets, t: int, cost: int = 1) -> Joint:
+        return self.decide(targets, t, cost, take=False)[0]
+
+    def refund(self, targets, t: int, cost: int) -> None:
+        for rule, key in targets:
+            if self.key(rule, key) in self.states:
+                self.states[self.key(rule, key)].refund(rule, t, cost)
+
+    def refund_taken(self, taken: list, t: int) -> None:
+        for rule, key, cost, stamp in taken:
+            if self.key(rule, key) in self.states:
+                self.states[self.key(rule, key)].refund(rule, t, cost, stamp)
+
+    def reset(self, targets) -> None:
+        for rule, key in targets:
+            self.states.pop(self.key(rule, key), None)
+
+
