@@ -1,0 +1,203 @@
+/* Opening a store by its URI, and the registry of those this process has open. */
+#include "stores/store.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define DEFAULT_URI "shared://default"
+#define DEFAULT_TIMEOUT_US UINT64_C(50000)
+#define TIMEOUT_US_MAX UINT64_C(2000000) /* what a waiter gives up after in any case */
+
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static tg_store *registry;
+
+/* Around a fork the registry is held, so that a child never sees half a change of it. */
+static void
+registry_hold(void)
+{
+    pthread_mutex_lock(&registry_lock);
+}
+
+static void
+registry_release(void)
+{
+    pthread_mutex_unlock(&registry_lock);
+}
+
+static void
+registry_begin(void)
+{
+    pthread_atfork(registry_hold, registry_release, registry_release);
+}
+
+static tg_status
+parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
+{
+    char shown[160];
+    *uri = (tg_store_uri){ .option_count = 0 };
+    const char *colon = text.length >= 3 ? memmem(text.data, text.length, "://", 3) : NULL;
+    if (!colon)
+        return tg__error(error, TG_E_CONFIG, "store '%s': expected memory://NAME or shared://NAME",
+                         tg__text_show(text, shown, sizeof shown));
+    uri->scheme = (tg_text){ text.data, (size_t)(colon - text.data) };
+    uri->rest = (tg_text){ colon + 3, text.length - uri->scheme.length - 3 };
+    const char *question = uri->rest.length ? memchr(uri->rest.data, '?', uri->rest.length) : NULL;
+    if (!question)
+        return TG_OK;
+    tg_text query = { question + 1, (size_t)(text.data + text.length - question - 1) };
+    uri->rest.length = (size_t)(question - uri->rest.data);
+    while (query.length) {
+        const char *ampersand = memchr(query.data, '&', query.length);
+        const tg_text item = { query.data, ampersand ? (size_t)(ampersand - query.data) : query.length };
+        const char *equal = memchr(item.data, '=', item.length);
+        if (!equal || equal == item.data)
+            return tg__error(error, TG_E_CONFIG, "store '%s': expected name=value after '?' and '&'",
+                             tg__text_show(text, shown, sizeof shown));
+        if (uri->option_count == sizeof uri->options / sizeof *uri->options)
+            return tg__error(error, TG_E_CONFIG, "store '%s': too many options",
+                             tg__text_show(text, shown, sizeof shown));
+        const tg_text name = { item.data, (size_t)(equal - item.data) };
+        for (size_t i = 0; i < uri->option_count; i++)
+            if (uri->options[i].name.length == name.length &&
+                memcmp(uri->options[i].name.data, name.data, name.length) == 0)
+                return tg__error(error, TG_E_CONFIG, "store '%s': an option is given twice",
+                                 tg__text_show(text, shown, sizeof shown));
+        uri->options[uri->option_count].name = name;
+        uri->options[uri->option_count].value = (tg_text){ equal + 1, item.length - name.length - 1 };
+        uri->option_count++;
+        query.data += item.length + (ampersand ? 1 : 0);
+        query.length -= item.length + (ampersand ? 1 : 0);
+    }
+    return TG_OK;
+}
+
+static tg_status
+construct(tg_text text, const tg_store_options *options, tg_store **store, tg_error *error)
+{
+    static const struct {
+        const char *scheme;
+        tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
+    } kinds[] = { { "memory", tg__table_open }, { "shared", tg__table_open } };
+    tg_store_uri uri;
+    tg_status status = parse_uri(text, &uri, error);
+    if (status != TG_OK)
+        return status;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (tg__text_is(uri.scheme, kinds[i].scheme))
+            return kinds[i].open(&uri, options, store, error);
+    char shown[64];
+    tg__text_show(uri.scheme, shown, sizeof shown);
+    if (strncmp(shown, "redis", 5) == 0 || strncmp(shown, "tiered", 6) == 0)
+        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://': this version has no Redis store; use shared://NAME",
+                         shown);
+    return tg__error(error, TG_E_CONFIG, "store '%s://': unknown kind; expected memory:// or shared://", shown);
+}
+
+static tg_store *
+find(tg_text uri, const tg_clock *clock)
+{
+    for (tg_store *store = registry; store; store = store->next)
+        if (store->clock == clock && tg__text_is(uri, store->uri))
+            return store;
+    return NULL;
+}
+
+tg_status
+tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_error *error)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, registry_begin);
+    tg_store_options options = given ? *given : (tg_store_options){ .clock = NULL };
+    if (options.timeout_us == 0)
+        options.timeout_us = DEFAULT_TIMEOUT_US;
+    if (options.timeout_us > TIMEOUT_US_MAX)
+        return tg__error(error, TG_E_ARG, "a store's timeout is at most 2 s");
+    if (uri.length == 0)
+        uri = tg_text_of(getenv("TIDEGATE_STORE"));
+    if (uri.length == 0)
+        uri = tg_text_of(DEFAULT_URI);
+    if (memchr(uri.data, '\0', uri.length))
+        return tg__error(error, TG_E_CONFIG, "a store's URI holds a NUL byte");
+    tg_status status = tg__digest_init(error);
+    if (status != TG_OK)
+        return status;
+
+    registry_hold();
+    tg_store *found = find(uri, options.clock);
+    if (found) {
+        found->references++;
+        *store = found;
+        goto done;
+    }
+    char *copy = strndup(uri.data, uri.length);
+    if (!copy) {
+        status = tg__error(error, TG_E_NOMEM, "store: %zu bytes", uri.length + 1);
+        goto done;
+    }
+    tg_store *made = NULL;
+    status = construct(uri, &options, &made, error);
+    if (status != TG_OK) {
+        free(copy);
+        goto done;
+    }
+    made->uri = copy;
+    made->clock = options.clock;
+    made->references = 1;
+    made->next = registry;
+    if (made->clock)
+        tg_clock_retain(made->clock);
+    registry = made;
+    *store = made;
+done:
+    registry_release();
+    return status;
+}
+
+void
+tg__store_retain(tg_store *store)
+{
+    registry_hold();
+    store->references++;
+    registry_release();
+}
+
+void
+tg_store_close(tg_store *store)
+{
+    if (!store)
+        return;
+    registry_hold();
+    const bool last = --store->references == 0;
+    if (last)
+        for (tg_store **link = &registry; *link; link = &(*link)->next)
+            if (*link == store) {
+                *link = store->next;
+                break;
+            }
+    registry_release();
+    if (!last)
+        return;
+    free(store->uri);
+    tg_clock *clock = store->clock;
+    store->ops->close(store);
+    tg_clock_close(clock);
+}
+
+uint64_t
+tg_store_now_us(tg_store *store)
+{
+    return store->ops->now_us(store);
+}
+
+int64_t
+tg_store_utc_offset_us(tg_store *store)
+{
+    return store->ops->utc_offset_us(store);
+}
+
+tg_status
+tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
+{
+    return store->ops->stats(store, stats, error);
+}
