@@ -10,7 +10,8 @@
 struct tg_limiter {
     tg_store *store;         /* a reference */
     tg_store *local;         /* on_store_failure local: the embedded stand-in, else NULL */
-    const tg_client *client; /* borrowed; may be NULL */
+    const tg_client *client; /* the caller's, or own_client */
+    tg_client *own_client;   /* made when the caller gave none: no proxy is trusted; else NULL */
     char name[TG_NAME_BYTES_MAX + 1];
     tg_rule rules[TG_RULES_MAX];
     size_t rule_count;
@@ -23,6 +24,13 @@ struct tg_limiter {
 
 /* Fills everything of a decision but results and identities from its results: allowed, reported, the plain fields. */
 void tg__decision_report(tg_decision *decision);
+
+/* A judgement that no policy spoke in: let through, an empty decision. */
+void tg__judgement_unmatched(tg_judgement *judgement);
+
+/* Around each `apply`: one notice when a store begins to fail, one when it has answered for a second. */
+void tg__failure_seen(tg_store *store, const tg_error *error);
+void tg__success_seen(tg_store *store);
 
 /* Which counts a rule shares: the digest of namespace, name, algorithm and period. */
 void tg__rule_scope(tg_rule *rule, tg_text space, tg_text name);

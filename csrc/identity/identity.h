@@ -10,6 +10,9 @@
  * TG_E_ARG: part_count 0 or over TG_PARTS_MAX, a kind over TG_NAME_BYTES_MAX. Empty values are values. */
 tg_status tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error);
 
+/* Whether a header's name is this one: ASCII letters in any case, '_' equals '-' (RFC 3875 4.1.18 writes one for the other). */
+bool tg__header_is(tg_text name, const char *wanted);
+
 /* ---- `by`: which parts of a request make an identity ---- */
 
 typedef struct tg_by tg_by; /* one dimension: alternatives ("|") of joined ("+") kinds, parsed */

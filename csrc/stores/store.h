@@ -5,6 +5,8 @@
 
 #include "base/base.h"
 
+#include <stdatomic.h>
+
 typedef enum tg_op {
     TG_OP_HIT,    /* decide over all targets; take from all or from none */
     TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
@@ -50,6 +52,10 @@ struct tg_store {
     tg_clock *clock;  /* NULL: real */
     unsigned references; /* under the registry's lock */
     struct tg_store *next;
+    /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
+    atomic_bool failing;
+    _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
+    _Atomic uint64_t failures;        /* since trouble began */
 };
 
 /* A URI split into its pieces; parsed by store.c, so that every store reports a bad one alike. */

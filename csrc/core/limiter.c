@@ -1,0 +1,530 @@
+/* The limiter: several rules and several identities in one decision, and what is answered when the store is silent. */
+#include "core/core.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define DEGRADED_RETRY_US UINT64_C(1000000)
+#define LOCAL_URI "memory://on-store-failure"
+
+/* ---- opening ---- */
+
+static tg_status
+copy_name(char to[TG_NAME_BYTES_MAX + 1], tg_text name, const char *what, tg_error *error)
+{
+    if (name.length == 0)
+        name = tg_text_of("default");
+    if (name.length > TG_NAME_BYTES_MAX)
+        return tg__error(error, TG_E_CONFIG, "a limiter's %s is at most %d bytes long, not %zu", what, TG_NAME_BYTES_MAX,
+                         name.length);
+    if (memchr(name.data, '\0', name.length))
+        return tg__error(error, TG_E_CONFIG, "a limiter's %s holds a NUL byte", what);
+    memcpy(to, name.data, name.length);
+    to[name.length] = '\0';
+    return TG_OK;
+}
+
+/* Before anything is decided, so that a rule the store could never hold is refused when it is made. */
+static tg_status
+admit_rules(tg_limiter *limiter, tg_text space, tg_text name, tg_error *error)
+{
+    for (size_t i = 0; i < limiter->rule_count; i++) {
+        tg__rule_scope(&limiter->rules[i], space, name);
+        const tg_status status = limiter->store->ops->admit_rule(limiter->store, &limiter->rules[i], error);
+        if (status != TG_OK)
+            return status;
+    }
+    return TG_OK;
+}
+
+tg_status
+tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options, tg_limiter **opened,
+                tg_error *error)
+{
+    if (options->by_count > TG_DIMENSIONS_MAX)
+        return tg__error(error, TG_E_CONFIG, "`by` lists %zu dimensions, at most %d are possible", options->by_count,
+                         TG_DIMENSIONS_MAX);
+    tg_limiter *limiter = calloc(1, sizeof *limiter);
+    if (!limiter)
+        return tg__error(error, TG_E_NOMEM, "limiter: %zu bytes", sizeof *limiter);
+    tg__store_retain(store);
+    limiter->store = store;
+    limiter->client = client;
+    limiter->on_store_failure = options->on_store_failure;
+    limiter->on_full = options->on_full;
+    limiter->missing_identity = options->missing_identity;
+
+    char space[TG_NAME_BYTES_MAX + 1];
+    tg_status status = copy_name(limiter->name, options->name, "name", error);
+    if (status == TG_OK)
+        status = copy_name(space, options->space, "namespace", error);
+    if (status == TG_OK)
+        status = tg_rules_parse(options->rules, options->preferred, limiter->rules, &limiter->rule_count, error);
+    if (status == TG_OK)
+        status = admit_rules(limiter, tg_text_of(space), tg_text_of(limiter->name), error);
+    if (status == TG_OK && !client) {
+        status = tg_client_open(&(tg_client_options){ .trusted_proxy_count = 0 }, &limiter->own_client, error);
+        limiter->client = limiter->own_client;
+    }
+    for (size_t i = 0; status == TG_OK && i < options->by_count; i++) {
+        status = tg__by_parse(options->by[i], &limiter->by[i], error);
+        if (status == TG_OK)
+            limiter->by_count = i + 1;
+    }
+    if (status == TG_OK && options->on_store_failure == TG_FAIL_LOCAL)
+        status = tg_store_open(tg_text_of(LOCAL_URI), &(tg_store_options){ .clock = store->clock }, &limiter->local,
+                               error);
+    if (status == TG_OK) {
+        *opened = limiter;
+        limiter = NULL;
+    }
+    tg_limiter_close(limiter);
+    return status;
+}
+
+void
+tg_limiter_close(tg_limiter *limiter)
+{
+    if (!limiter)
+        return;
+    for (size_t i = 0; i < limiter->by_count; i++)
+        tg__by_close(limiter->by[i]);
+    tg_client_close(limiter->own_client);
+    tg_store_close(limiter->local);
+    tg_store_close(limiter->store);
+    free(limiter);
+}
+
+size_t
+tg_limiter_rules(const tg_limiter *limiter, const tg_rule **rules)
+{
+    *rules = limiter->rules;
+    return limiter->rule_count;
+}
+
+const char *
+tg_limiter_name(const tg_limiter *limiter)
+{
+    return limiter->name;
+}
+
+tg_store *
+tg_limiter_store(const tg_limiter *limiter)
+{
+    return limiter->store;
+}
+
+/* ---- from identities to targets ---- */
+
+/* The (rule, identity) pairs of one call. Identities and what is known of each result before the store is asked stand in
+ * the decision, so that nothing is copied twice. */
+struct plan {
+    tg_target targets[TG_TARGETS_MAX];
+    size_t count;
+};
+
+static void
+begin_decision(tg_decision *decision)
+{
+    decision->degraded = false;
+    decision->overflow = false;
+    decision->result_count = 0;
+    decision->identity_count = 0;
+}
+
+/* Every rule of the limiter, for one identity of the decision. */
+static tg_status
+add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
+            tg_decision *decision, tg_error *error)
+{
+    if (plan->count + limiter->rule_count > TG_TARGETS_MAX)
+        return tg__error(error, TG_E_ARG, "one decision judges at most %d pairs of rule and identity", TG_TARGETS_MAX);
+    for (size_t i = 0; i < limiter->rule_count; i++) {
+        tg_result *result = &decision->results[plan->count];
+        result->rule = limiter->rules[i];
+        result->identity = (uint8_t)identity_index;
+        result->limiter = (uint8_t)limiter_index;
+        result->cost = cost;
+        plan->targets[plan->count++] = (tg_target){
+            .rule = &limiter->rules[i],
+            .identity = &decision->identities[identity_index],
+            .cost = cost,
+            .on_full = (uint8_t)limiter->on_full,
+        };
+    }
+    decision->result_count = (uint8_t)plan->count;
+    return TG_OK;
+}
+
+/* One dimension given by value: kind "ip" is written as every face writes it, other parts stay as they are. */
+static tg_status
+join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+{
+    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
+        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
+    tg_part parts[TG_PARTS_MAX];
+    char address[TG_ADDRESS_TEXT_MAX]; /* one will do: a joint identity names a kind once */
+    bool addressed = false;
+    for (size_t i = 0; i < dimension->part_count; i++) {
+        parts[i] = dimension->parts[i];
+        if (!tg__text_is(parts[i].kind, "ip"))
+            continue;
+        if (addressed)
+            return tg__error(error, TG_E_ARG, "a joint identity names the kind 'ip' twice");
+        addressed = true;
+        const tg_status status = tg_client_normalise(limiter->client, parts[i].value, address, error);
+        if (status != TG_OK)
+            return status;
+        parts[i].value = tg_text_of(address);
+    }
+    return tg__identity_join(parts, dimension->part_count, identity, error);
+}
+
+/* A policy composes its own identities from values given by kind. */
+static tg_status
+compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_decision *decision,
+           tg_error *error)
+{
+    tg_part values[TG_DIMENSIONS_MAX * TG_PARTS_MAX];
+    size_t value_count = 0;
+    for (size_t i = 0; i < dimension_count; i++)
+        for (size_t part = 0; part < dimensions[i].part_count; part++) {
+            if (dimensions[i].parts[part].kind.length == 0)
+                return tg__error(error, TG_E_ARG,
+                                 "policy '%s' composes its identity itself: give values by kind, not positional parts",
+                                 limiter->name);
+            if (value_count == sizeof values / sizeof *values)
+                return tg__error(error, TG_E_ARG, "too many parts");
+            values[value_count++] = dimensions[i].parts[part];
+        }
+    for (size_t i = 0; i < limiter->by_count; i++) {
+        char missing[TG_NAME_BYTES_MAX + 1];
+        const tg_status status = tg__by_of_values(limiter->by[i], limiter->client, values, value_count,
+                                                  &decision->identities[i], missing, error);
+        if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
+            tg__by_shared(limiter->by[i], &decision->identities[i]);
+        else if (status != TG_OK)
+            return status;
+    }
+    decision->identity_count = (uint8_t)limiter->by_count;
+    return TG_OK;
+}
+
+static tg_status
+compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
+        tg_decision *decision, tg_error *error)
+{
+    if (cost > TG_LIMIT_MAX)
+        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
+    if (dimension_count == 0 || dimension_count > TG_DIMENSIONS_MAX)
+        return tg__error(error, TG_E_ARG, "a decision has 1 to %d dimensions, not %zu", TG_DIMENSIONS_MAX,
+                         dimension_count);
+    begin_decision(decision);
+    plan->count = 0;
+    tg_status status = TG_OK;
+    if (limiter->by_count > 0) {
+        status = compose_by(limiter, dimensions, dimension_count, decision, error);
+    } else {
+        for (size_t i = 0; status == TG_OK && i < dimension_count; i++)
+            status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+        decision->identity_count = (uint8_t)dimension_count;
+    }
+    for (size_t i = 0; status == TG_OK && i < decision->identity_count; i++)
+        status = add_targets(plan, limiter, 0, i, cost, decision, error);
+    return status;
+}
+
+/* ---- asking the store ---- */
+
+/* A silent store's stand-in answer. The caller's rules tell the strictest policy of all that were matched. */
+static void
+degrade(tg_decision *decision, bool allowed, const tg_rule *rule)
+{
+    decision->allowed = allowed;
+    decision->degraded = true;
+    decision->reported = 0;
+    decision->result_count = 0;
+    decision->limit = rule->limit;
+    decision->burst = rule->burst;
+    decision->remaining = allowed ? rule->limit : 0;
+    decision->retry_after_us = allowed ? 0 : DEGRADED_RETRY_US;
+    decision->reset_after_us = 0;
+    decision->delay_us = 0;
+}
+
+/* The embedded stand-in's answer. Its charges are not given back: a refund goes to the store that stands again by then. */
+static bool
+decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *decision)
+{
+    if (local->ops->apply(local, op, plan->targets, plan->count, decision->results, &decision->overflow, NULL) != TG_OK)
+        return false;
+    for (size_t i = 0; i < plan->count; i++)
+        decision->results[i].charged = false;
+    tg__decision_report(decision);
+    decision->degraded = true;
+    return true;
+}
+
+/* Never fails: what a silent store leaves open, on_store_failure answers. */
+static void
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+{
+    tg_store *store = limiters[0]->store;
+    tg_error error;
+    if (store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error) ==
+        TG_OK) {
+        tg__success_seen(store);
+        tg__decision_report(decision);
+        return;
+    }
+    tg__failure_seen(store, &error);
+    tg_store *local = NULL;
+    for (size_t i = 0; i < limiter_count; i++) {
+        if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
+            degrade(decision, false, &limiters[i]->rules[0]);
+            return;
+        }
+        if (limiters[i]->local)
+            local = limiters[i]->local;
+    }
+    if (!local || !decide_locally(local, op, plan, decision))
+        degrade(decision, true, &limiters[0]->rules[0]);
+}
+
+static tg_status
+hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+            tg_decision *decision, tg_error *error)
+{
+    struct plan plan;
+    const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, decision, error);
+    if (status == TG_OK)
+        decide(&limiter, 1, op, &plan, decision);
+    return status;
+}
+
+tg_status
+tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+               tg_decision *decision, tg_error *error)
+{
+    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, decision, error);
+}
+
+tg_status
+tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                tg_decision *decision, tg_error *error)
+{
+    return hit_or_peek(limiter, TG_OP_PEEK, dimensions, dimension_count, cost, decision, error);
+}
+
+/* REFUND and RESET: administrative, so a silent store is told to the caller. */
+static tg_status
+administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+           tg_error *error)
+{
+    struct plan plan;
+    tg_decision decision;
+    const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, &decision, error);
+    if (status != TG_OK)
+        return status;
+    return limiter->store->ops->apply(limiter->store, op, plan.targets, plan.count, NULL, NULL, error);
+}
+
+tg_status
+tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
+{
+    return administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
+}
+
+tg_status
+tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                  tg_error *error)
+{
+    return administer(limiter, TG_OP_REFUND, dimensions, dimension_count, cost, error);
+}
+
+tg_status
+tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < decision->result_count; i++) {
+        const tg_result *result = &decision->results[i];
+        if (!result->charged)
+            continue;
+        targets[count++] = (tg_target){
+            .rule = &result->rule,
+            .identity = &decision->identities[result->identity],
+            .cost = result->cost,
+            .stamp_us = result->stamp_us,
+            .own = true,
+        };
+    }
+    if (count == 0)
+        return TG_OK;
+    const tg_status status = store->ops->apply(store, TG_OP_REFUND, targets, count, NULL, NULL, error);
+    if (status == TG_OK)
+        for (size_t i = 0; i < decision->result_count; i++)
+            decision->results[i].charged = false;
+    return status;
+}
+
+/* ---- judging a request ---- */
+
+static bool
+has_header(const tg_request *request, const char *name)
+{
+    for (size_t i = 0; i < request->header_count; i++)
+        if (tg__header_is(request->headers[i].name, name))
+            return true;
+    return false;
+}
+
+/* A browser asks before it sends: to count or refuse the question would hide the answer from the page (Fetch standard,
+ * CORS-preflight request). */
+static bool
+is_preflight(const tg_request *request)
+{
+    return tg__text_is(request->method, "OPTIONS") && has_header(request, "Origin") &&
+           has_header(request, "Access-Control-Request-Method");
+}
+
+static bool
+same_identity(const tg_identity *a, const tg_identity *b)
+{
+    return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
+}
+
+/* The earlier charge of this same request on the target's counts, if there was one. */
+static void
+mark_charged(tg_target *target, const tg_decision *const *prior, size_t prior_count)
+{
+    for (size_t i = 0; i < prior_count; i++)
+        for (size_t j = 0; j < prior[i]->result_count; j++) {
+            const tg_result *result = &prior[i]->results[j];
+            if (result->charged && memcmp(result->rule.scope, target->rule->scope, sizeof target->rule->scope) == 0 &&
+                same_identity(&prior[i]->identities[result->identity], target->identity)) {
+                target->charged = true;
+                target->cost = result->cost;
+                target->stamp_us = result->stamp_us;
+                return;
+            }
+        }
+}
+
+/* The identity of one dimension, put into the decision, or found there: the store hashes each once. */
+static tg_status
+identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, tg_judgement *judgement, size_t *index,
+         tg_error *error)
+{
+    tg_decision *decision = &judgement->decision;
+    if (decision->identity_count == TG_DIMENSIONS_MAX)
+        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
+    tg_identity *identity = &decision->identities[decision->identity_count];
+    const tg_status status = tg__by_of_request(by, limiter->client, request, identity, judgement->missing, error);
+    if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
+        tg__by_shared(by, identity);
+    else if (status != TG_OK)
+        return status;
+    for (*index = 0; *index < decision->identity_count; ++*index)
+        if (same_identity(&decision->identities[*index], identity))
+            return TG_OK;
+    decision->identity_count++;
+    return TG_OK;
+}
+
+static tg_status
+plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost, struct plan *plan,
+             tg_judgement *judgement, tg_error *error)
+{
+    plan->count = 0;
+    for (size_t i = 0; i < limiter_count; i++) {
+        if (limiters[i]->by_count == 0)
+            return tg__error(error, TG_E_ARG, "limiter '%s' has no `by`: it cannot tell who sent a request",
+                             limiters[i]->name);
+        if (limiters[i]->store != limiters[0]->store)
+            return tg__error(error, TG_E_ARG, "limiters '%s' and '%s' count in different stores: judge them one by one",
+                             limiters[0]->name, limiters[i]->name);
+        for (size_t j = 0; j < limiters[i]->by_count; j++) {
+            size_t index = 0;
+            tg_status status = identify(limiters[i], limiters[i]->by[j], request, judgement, &index, error);
+            if (status == TG_E_IDENTITY) {
+                judgement->outcome = TG_UNIDENTIFIED;
+                judgement->status = limiters[i]->missing_identity == TG_MISSING_REJECT_400 ? 400 : 401;
+                memcpy(judgement->policy, limiters[i]->name, sizeof judgement->policy);
+            }
+            if (status == TG_OK)
+                status = add_targets(plan, limiters[i], i, index, cost, &judgement->decision, error);
+            if (status != TG_OK)
+                return status;
+        }
+    }
+    return TG_OK;
+}
+
+static void
+conclude(tg_limiter *const *limiters, tg_judgement *judgement)
+{
+    const tg_decision *decision = &judgement->decision;
+    size_t limiter = 0;
+    bool forbidden = false;
+    if (decision->result_count > 0) {
+        limiter = decision->results[decision->reported].limiter;
+        forbidden = decision->results[decision->reported].rule.algorithm == TG_DENY;
+    }
+    memcpy(judgement->policy, limiters[limiter]->name, sizeof judgement->policy);
+    if (decision->allowed) {
+        judgement->outcome = TG_ALLOWED;
+        judgement->status = 0;
+    } else if (forbidden) {
+        judgement->outcome = TG_FORBIDDEN;
+        judgement->status = 403;
+    } else if (decision->result_count == 0) {
+        judgement->outcome = TG_UNAVAILABLE;
+        judgement->status = 503;
+    } else {
+        judgement->outcome = TG_DENIED;
+        judgement->status = 429; /* RFC 6585 section 4 */
+    }
+}
+
+tg_status
+tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+{
+    if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
+        return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
+                         limiter_count);
+    if (cost > TG_LIMIT_MAX)
+        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
+    tg__judgement_unmatched(judgement);
+    if (is_preflight(request))
+        return TG_OK;
+    struct plan plan;
+    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, error);
+    if (status == TG_E_IDENTITY) {
+        judgement->decision.allowed = false;
+        judgement->decision.result_count = 0;
+        return TG_OK; /* the answer missing_identity asks for, not a failure */
+    }
+    if (status != TG_OK)
+        return status;
+    for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
+        mark_charged(&plan.targets[i], prior, prior_count);
+    decide(limiters, limiter_count, TG_OP_HIT, &plan, &judgement->decision);
+    conclude(limiters, judgement);
+    return TG_OK;
+}
+
+void
+tg__judgement_unmatched(tg_judgement *judgement)
+{
+    judgement->outcome = TG_UNMATCHED;
+    judgement->status = 0;
+    judgement->policy[0] = judgement->missing[0] = '\0';
+    tg_decision *decision = &judgement->decision;
+    begin_decision(decision);
+    decision->allowed = true;
+    decision->reported = 0;
+    decision->limit = decision->burst = decision->remaining = 0;
+    decision->retry_after_us = decision->reset_after_us = decision->delay_us = 0;
+}
