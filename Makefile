@@ -1,36 +1,186 @@
-# tidegate: everything a person does here. `make help` lists the targets.
+# tidegate: everything a person does here. `make help` lists the targets; a target's line there is its `##` comment.
+#
+# Must not enter: anything that needs a tool at parse time that `make setup` would have to install first.
+
+B ?= build
+PREFIX ?= /usr/local
 CC ?= gcc
+AR ?= ar
 CFLAGS ?= -O2 -g
 WARN = -std=c11 -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
 PKGS = libsodium yaml-0.1
-B ?= build
-CPPFLAGS += -D_GNU_SOURCE -Icsrc -Icsrc/include $(shell pkg-config --cflags $(PKGS))
-LDLIBS += $(shell pkg-config --libs $(PKGS)) -pthread
+
+# pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
+PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
+PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS)))$(PKG_LIBS)
+TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
 TG_CFLAGS = $(CFLAGS) $(WARN) -fPIC -fvisibility=hidden -pthread $(SAN)
+TG_LDLIBS = $(LDLIBS) $(PKG_LIBS) -pthread
+COMPILE = $(CC) $(TG_CPPFLAGS) $(TG_CFLAGS) -MMD -MP
 
-LIB_SRC := $(shell find csrc -name '*.c' -not -path 'csrc/cli/*')
+VERSION = $(shell sed -n 's/^.define TG_VERSION "\(.*\)"/\1/p' csrc/include/tidegate.h)
+PYTHON = .venv/bin/python
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+
+LIB_SRC := $(sort $(shell find csrc -name '*.c' -not -path 'csrc/cli/*'))
+FCGI_SRC := $(sort $(wildcard fcgi/*.c))
+# The rest of the room is what its tests and the benchmark's constant responder link.
+FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
+# A source without a main() is a piece that others include.
+TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exec grep -lE '^(int )?main\b' {} +))
+# A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
+HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+BENCH_SRC := $(sort $(wildcard bench/*.c))
+
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
-TEST_SRC := $(shell find tests/c -name 'test_*.c' 2>/dev/null)
-TEST_BIN := $(TEST_SRC:tests/c/%.c=$(B)/tests/%)
+HOOKS_OBJ := $(LIB_SRC:%.c=$(B)/hooks/%.o)
+FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
+FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
+PROGRAMS := $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+# tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
+test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
+TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
+FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
+BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all build lib c-tests clean
+.PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
+        bench-instructions fuzz install clean
+.DELETE_ON_ERROR:
+.SUFFIXES:
 all: build
-lib: $(B)/lib/libtidegate.a
-build: lib
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 28
+
+setup: ## install what is missing: Debian packages and a .venv (as root or with sudo)
+	@.ci/setup test
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
+
+lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## libtidegate.a, libtidegate.so and tidegate.pc in build/lib
+programs: $(PROGRAMS) ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(TG_CFLAGS) -MMD -MP -c $< -o $@
+	$(COMPILE) -c $< -o $@
+
+$(B)/hooks/%.o: %.c
+	@mkdir -p $(@D)
+	$(COMPILE) -DTG_TEST_HOOKS -c $< -o $@
 
 $(B)/lib/libtidegate.a: $(LIB_OBJ)
+$(B)/lib/libtidegate-hooks.a: $(HOOKS_OBJ)
+$(B)/lib/fcgi-room.a: $(FCGI_ROOM_OBJ)
+$(B)/lib/%.a:
 	@mkdir -p $(@D)
-	rm -f $@ && ar rcs $@ $^
+	@rm -f $@
+	$(AR) rcs $@ $^
 
-c-tests: $(TEST_BIN)
-$(B)/tests/%: tests/c/%.c $(B)/lib/libtidegate.a
+# Linked under its versioned name, so that a program built against it asks for that one.
+$(B)/lib/libtidegate.so: $(LIB_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(TG_CFLAGS) -MMD -MP $< $(B)/lib/libtidegate.a -lcmocka $(LDLIBS) -o $@
+	$(CC) $(TG_CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libtidegate.so.0 -Wl,-z,defs $^ $(TG_LDLIBS) -o $@.0
+	ln -sf libtidegate.so.0 $@
 
-clean:
-	rm -rf $(B)
--include $(LIB_OBJ:.o=.d)
+# Relative to itself: the folder can be moved, and `make install` writes the same file.
+$(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
+	@mkdir -p $(@D) $(B)/include
+	cp csrc/include/tidegate.h $(B)/include/
+	printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
+	    'Name: tidegate' 'Description: one rate limiter for every part of a site' 'Version: $(VERSION)' \
+	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
+	    'Cflags: -I$${includedir}' > $@
+
+$(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
+	@mkdir -p $(@D)
+	$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
+
+# One extension in the tree, whatever B is: the package finds it beside its Python files.
+PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
+    -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
+PYTHON_STAMP = .venv/.tidegate-built
+python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
+$(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
+	@test -x $(PYTHON) || .ci/setup test
+	$(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
+	@touch $@
+
+install: lib programs ## copy library, header and programs under PREFIX (DESTDIR is honoured)
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(B)/lib/libtidegate.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 755 $(B)/lib/libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/
+	ln -sf libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/libtidegate.so
+	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
+	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin/
+
+# ---- testing ---------------------------------------------------------------------------------------------------------
+
+c-tests: $(TEST_BIN) ## the C test programs in build/tests; `make B=build/asan SAN=… c-tests` for another build
+
+# Which archives a test needs follows from where it lies and what it says.
+archives = $(if $(filter tests/c/fcgi/% tests/fcgi/%,$(1)),$(B)/lib/fcgi-room.a) \
+    $(B)/lib/$(if $(filter $(1),$(HOOKED_SRC)),libtidegate-hooks.a,libtidegate.a)
+define test_rule
+$(call test_bin,$(1)): $(1) $(call archives,$(1))
+	@mkdir -p $$(@D)
+	$$(COMPILE) $(if $(filter $(1),$(HOOKED_SRC)),-DTG_TEST_HOOKS) $(1) $(call archives,$(1)) -lcmocka $$(LDFLAGS) \
+	    $$(TG_LDLIBS) -o $$@
+endef
+$(foreach source,$(TEST_SRC),$(eval $(call test_rule,$(source))))
+
+ASAN = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+TSAN = -fsanitize=thread -fno-omit-frame-pointer
+c-tests-asan:
+	@$(MAKE) --no-print-directory B=$(B)/asan SAN='$(ASAN)' CFLAGS='-O1 -g' c-tests
+c-tests-tsan:
+	@$(MAKE) --no-print-directory B=$(B)/tsan SAN='$(TSAN)' CFLAGS='-O1 -g' c-tests
+
+test: setup ## set up, build, run every test
+	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
+	$(PYTHON) -m pytest tests $(PYTEST)
+
+# Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
+FUZZ_SECONDS ?= 20
+fuzz: $(FUZZ_BIN) ## run each fuzz target for FUZZ_SECONDS (20)
+	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
+	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus \
+	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
+	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
+
+$(B)/fuzz/%: tests/fuzz/%.c $(LIB_SRC) $(FCGI_ROOM_SRC) $(shell find csrc fcgi -name '*.h')
+	@mkdir -p $(@D)
+	clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+	    $< $(LIB_SRC) $(if $(findstring fuzz_fcgi,$@),$(FCGI_ROOM_SRC)) $(LDFLAGS) $(TG_LDLIBS) -o $@
+
+# ---- seeing and measuring --------------------------------------------------------------------------------------------
+
+demo: ## nginx, FastAPI and Flask under one limit; stays up until Ctrl-C (ONCE=1: leave after the table)
+	@.ci/setup demo
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@examples/demo/run $(if $(ONCE),--once) $(DEMO)
+
+bench: ## print the measured table of budgets beside limits, throttled-py and slowapi
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/table.py $(BENCH)
+
+bench-programs: $(BENCH_BIN)
+$(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a)
+	@mkdir -p $(@D)
+	$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
+
+bench-instructions: ## count instructions of one decision with callgrind: the same on every machine
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent bench-programs
+	@$(PYTHON) bench/instructions.py $(B)/bench/c_decision
+
+clean: ## remove what was built (not .venv)
+	rm -rf $(B) python/tidegate/*.so
+	rm -f $(PYTHON_STAMP)
+
+-include $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)
