@@ -3,12 +3,26 @@
 # Must not enter: anything that needs a tool at parse time that `make setup` would have to install first.
 
 B ?= build
+# VARIANT=asan or tsan: the same targets under sanitizers, in a folder of their own below B.
+VARIANT ?= plain
 PREFIX ?= /usr/local
 CC ?= gcc
 AR ?= ar
 CFLAGS ?= -O2 -g
 WARN = -std=c11 -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
 PKGS = libsodium yaml-0.1
+
+ifeq ($(VARIANT),asan)
+SAN = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else ifeq ($(VARIANT),tsan)
+SAN = -fsanitize=thread -fno-omit-frame-pointer
+else ifneq ($(VARIANT),plain)
+$(error VARIANT is plain, asan or tsan, not "$(VARIANT)")
+endif
+ifneq ($(VARIANT),plain)
+override B := $(B)/$(VARIANT)
+CFLAGS = -O1 -g
+endif
 
 # pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
 PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
@@ -120,7 +134,7 @@ install: lib programs ## copy library, header and programs under PREFIX (DESTDIR
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 
-c-tests: $(TEST_BIN) ## the C test programs in build/tests; `make B=build/asan SAN=… c-tests` for another build
+c-tests: $(TEST_BIN) ## the C test programs in build/tests; VARIANT=asan or tsan: under sanitizers
 
 # Which archives a test needs follows from where it lies and what it says.
 archives = $(if $(filter tests/c/fcgi/% tests/fcgi/%,$(1)),$(B)/lib/fcgi-room.a) \
@@ -133,12 +147,8 @@ $(call test_bin,$(1)): $(1) $(call archives,$(1))
 endef
 $(foreach source,$(TEST_SRC),$(eval $(call test_rule,$(source))))
 
-ASAN = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-TSAN = -fsanitize=thread -fno-omit-frame-pointer
-c-tests-asan:
-	@$(MAKE) --no-print-directory B=$(B)/asan SAN='$(ASAN)' CFLAGS='-O1 -g' c-tests
-c-tests-tsan:
-	@$(MAKE) --no-print-directory B=$(B)/tsan SAN='$(TSAN)' CFLAGS='-O1 -g' c-tests
+c-tests-asan c-tests-tsan: c-tests-%:
+	@$(MAKE) --no-print-directory VARIANT=$* c-tests
 
 test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
