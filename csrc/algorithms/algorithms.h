@@ -28,7 +28,7 @@ typedef struct tg_state {
     union {
         struct {
             uint64_t count, start_us;
-            uint64_t running; /* 0 or 1: a window has started (a refund to 0 does not end it) */
+            uint64_t running; /* 1: a window has started (a refund to 0 does not end it); 2: an aligned one, in UTC */
         } fixed;
         struct {
             uint64_t index, current, previous; /* index of the window `current` belongs to */
@@ -90,7 +90,8 @@ tg_pressure tg__log_pressure(const tg_rule *rule, const tg_log_view *view, uint6
 uint64_t tg__log_entries_max(const tg_rule *rule);
 uint64_t tg__log_words_max(const tg_rule *rule);
 
-/* The window's start for an aligned rule: multiples of the period since 1970 UTC, whole weeks from Monday 5 January. */
+/* The window's start for an aligned rule: multiples of the period since 1970 UTC, whole weeks from Monday 5 January. In
+ * the first four days of 1970 it lies before 1970, in two's complement. */
 uint64_t tg__aligned_start_us(uint64_t period_us, uint64_t utc_us);
 
 #endif

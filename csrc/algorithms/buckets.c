@@ -1,0 +1,92 @@
+/* Token bucket (also called GCRA) and leaky bucket: one state, one rule; the leaky one also says how long to hold a hit.
+ * A hit weighs period_us a unit and each microsecond drains `limit`, so that 10 000 000/second and 1/year are both exact;
+ * `level` is what has not drained yet, uncut when a limit was lowered meanwhile. Passes up to burst + limit in one period.
+ * In here: arithmetic on values. Not in here: clocks, locks, keys, I/O. */
+#include "algorithms/parts.h"
+
+/* No rule fills a bucket above 10^10 * 10 years < 2^82; a damaged level is cut here so that sums cannot wrap. */
+#define LEVEL_HIGH_MAX (UINT64_C(1) << 36)
+
+typedef struct tg_level {
+    tg_u128 level; /* drained to now_us */
+    uint64_t now_us;
+} tg_level;
+
+static inline tg_level
+level_of(const tg_rule *rule, const tg_state *state, uint64_t now_us)
+{
+    const uint64_t at_us = state->bucket.at_us;
+    if (now_us < at_us)
+        now_us = at_us; /* A clock that goes back grants nothing and locks nobody out. */
+    const uint64_t passed_us = now_us - at_us;
+    if (state->bucket.level_high == 0) {
+        uint64_t drained;
+        if (__builtin_mul_overflow(passed_us, rule->limit, &drained))
+            return (tg_level){ 0, now_us };
+        return (tg_level){ tg__subtract_to_zero(state->bucket.level_low, drained), now_us };
+    }
+    const uint64_t high = state->bucket.level_high < LEVEL_HIGH_MAX ? state->bucket.level_high : LEVEL_HIGH_MAX;
+    const tg_u128 level = ((tg_u128)high << 64) | state->bucket.level_low;
+    const tg_u128 drained = (tg_u128)passed_us * rule->limit;
+    return (tg_level){ level > drained ? level - drained : 0, now_us };
+}
+
+static inline void
+store(tg_level bucket, tg_state *next)
+{
+    next->bucket.level_low = (uint64_t)bucket.level;
+    next->bucket.level_high = (uint64_t)(bucket.level >> 64);
+    next->bucket.at_us = bucket.now_us;
+}
+
+tg_verdict
+tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    const tg_level bucket = level_of(rule, state, now_us);
+    const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;
+    const tg_u128 wanted = bucket.level + (tg_u128)cost * rule->period_us;
+    const bool allowed = cost == 0 || wanted <= capacity;
+    const tg_u128 held = allowed ? wanted : bucket.level;
+    *next = *state;
+    if (allowed && cost > 0)
+        store((tg_level){ wanted, bucket.now_us }, next);
+    return (tg_verdict){
+        .allowed = allowed,
+        .remaining = held >= capacity ? 0 : tg__floor_div(capacity - held, rule->period_us),
+        .retry_after_us = allowed              ? 0
+                          : cost > rule->burst ? TG_NEVER
+                                               : tg__wait_us(tg__ceil_div(wanted - capacity, rule->limit)),
+        .reset_after_us = tg__wait_us(tg__ceil_div(held, rule->limit)),
+        .delay_us = rule->algorithm == TG_LEAKY_BUCKET && allowed && cost > 0
+                        ? tg__wait_us(tg__ceil_div(bucket.level, rule->limit))
+                        : 0,
+        .stamp_us = bucket.now_us,
+    };
+}
+
+void
+tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    tg_level bucket = level_of(rule, state, now_us);
+    const tg_u128 given = (tg_u128)cost * rule->period_us;
+    bucket.level = bucket.level > given ? bucket.level - given : 0;
+    store(bucket, next);
+}
+
+tg_pressure
+tg__bucket_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us)
+{
+    const tg_level bucket = level_of(rule, state, now_us);
+    if (bucket.level == 0)
+        return (tg_pressure){ .fresh_at_us = 0 };
+    const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;
+    const tg_u128 wanted = bucket.level + rule->period_us;
+    return (tg_pressure){
+        .fresh_at_us = tg__add_saturating(bucket.now_us, tg__wait_us(tg__ceil_div(bucket.level, rule->limit))),
+        .blocked_until_us =
+            wanted <= capacity
+                ? 0
+                : tg__add_saturating(bucket.now_us, tg__wait_us(tg__ceil_div(wanted - capacity, rule->limit))),
+        .share = tg__share(bucket.level, capacity),
+    };
+}
