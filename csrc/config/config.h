@@ -4,6 +4,7 @@
 #define TG_CONFIG_H
 
 #include "base/base.h"
+#include "identity/path.h" /* paths are matched as they are counted */
 
 typedef struct tg_match tg_match; /* parsed `match`: paths with '*', methods, hosts */
 
@@ -47,11 +48,5 @@ void tg__config_close(tg_config *config);
 /* Indexes of the policies that apply: the first match, and matches marked `also` (before or after it). Returns how many,
  * at most TG_LIMITERS_MAX. Never allocates. */
 size_t tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX]);
-
-#define TG_PATH_BYTES_MAX 4096
-/* The path as it is matched and counted: query cut, %XX decoded once (an encoded '/' stays "%2F"), '//' folded, '.' and
- * '..' resolved (never above the root), no trailing '/' but the root's. Longer than the buffer: the digest of it, marked.
- * Returns the bytes written. */
-size_t tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX]);
 
 #endif

@@ -1,0 +1,412 @@
+/* `by`: which parts of a request make an identity.
+ * Must not enter: rules, stores, what becomes of a missing part. Allocates in tg__by_parse only. */
+#include "identity/identity.h"
+
+#include "identity/client.h"
+#include "identity/path.h"
+
+#include <stdlib.h>
+
+enum { ALTERNATIVES_MAX = 8, HOST_BYTES_MAX = 255, METHOD_BYTES_MAX = 32 };
+
+typedef enum part_kind { KIND_IP, KIND_USER, KIND_ROUTE, KIND_PATH, KIND_METHOD, KIND_HOST, KIND_HEADER } part_kind;
+
+static const struct {
+    const char *word;
+    part_kind kind;
+} kinds[] = {
+    { "ip", KIND_IP },     { "user", KIND_USER },     { "route", KIND_ROUTE },
+    { "path", KIND_PATH }, { "method", KIND_METHOD }, { "host", KIND_HOST },
+};
+#define KINDS_SHOWN "ip, user, route, path, method, host, header:NAME"
+
+typedef struct part {
+    part_kind kind;
+    uint8_t length;
+    char text[TG_NAME_BYTES_MAX + 1];    /* as it stands in the identity: header names in lower case, '_' as '-' */
+    char written[TG_NAME_BYTES_MAX + 1]; /* as the operator wrote it, for messages */
+    tg_header_name header;
+} part;
+
+typedef struct alternative {
+    size_t count;
+    part parts[TG_PARTS_MAX];
+} alternative;
+
+struct tg_by {
+    size_t count;
+    char text[2 * TG_NAME_BYTES_MAX]; /* canonical, cut where too long: what the shared stand-in is named after */
+    alternative alternatives[];
+};
+
+/* ---- parsing ---- */
+
+static tg_status
+word_error(tg_error *error, tg_text whole, tg_text word, const char *format, const char *more)
+{
+    char shown[TG_NAME_BYTES_MAX + 1];
+    tg__error(error, TG_E_CONFIG, format, tg__text_show(word, shown, sizeof shown), more);
+    if (error) {
+        error->offset = word.data ? (size_t)(word.data - whole.data) : 0;
+        error->length = word.length;
+    }
+    return TG_E_CONFIG;
+}
+
+static bool
+is_later(tg_text word)
+{
+    static const char *const prefixes[] = { "cookie:", "query:", "form:", "json:" };
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+        if (word.length >= strlen(prefixes[i]) &&
+            tg__text_is_nocase((tg_text){ word.data, strlen(prefixes[i]) }, prefixes[i]))
+            return true;
+    return tg__text_is_nocase(word, "api_key") || tg__text_is_nocase(word, "fingerprint");
+}
+
+static tg_status
+parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
+{
+    static const char header[] = "header:";
+    *into = (part){ 0 };
+    if (word.length == 0)
+        return word_error(error, whole, word, "by: an empty word%s: expected one of %s", KINDS_SHOWN);
+    if (word.length > TG_NAME_BYTES_MAX)
+        return word_error(error, whole, word, "by: \"%s\" is longer than %s bytes", "64");
+    memcpy(into->written, word.data, word.length);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (tg__text_is(word, kinds[i].word)) {
+            into->kind = kinds[i].kind;
+            into->length = (uint8_t)word.length;
+            memcpy(into->text, word.data, word.length);
+            return TG_OK;
+        }
+    }
+    if (word.length >= 7 && tg__text_is_nocase((tg_text){ word.data, 7 }, header)) {
+        if (!tg__header_name((tg_text){ word.data + 7, word.length - 7 }, &into->header))
+            return word_error(error, whole, word, "by: \"%s\": expected a header's name behind \"header:\"%s", "");
+        into->kind = KIND_HEADER;
+        into->length = (uint8_t)word.length;
+        memcpy(into->text, header, 7);
+        memcpy(into->text + 7, into->header.text, into->header.length);
+        return TG_OK;
+    }
+    if (is_later(word))
+        return word_error(error, whole, word, "by: \"%s\" is not available yet: expected one of %s", KINDS_SHOWN);
+    return word_error(error, whole, word, "by: unknown kind \"%s\": expected one of %s, joined by '+', or alternatives "
+                                          "separated by '|'",
+                      KINDS_SHOWN);
+}
+
+/* Takes the text up to the next `separator` off `rest`. */
+static tg_text
+next_word(tg_text *rest, char separator, bool *more)
+{
+    const char *end = rest->length ? memchr(rest->data, separator, rest->length) : NULL;
+    const tg_text word = { rest->data, end ? (size_t)(end - rest->data) : rest->length };
+    *more = end != NULL;
+    if (end)
+        *rest = (tg_text){ end + 1, rest->length - word.length - 1 };
+    return word;
+}
+
+static tg_status
+parse_alternative(tg_text whole, tg_text text, alternative *into, tg_error *error)
+{
+    bool more = true;
+    while (more) {
+        const tg_text word = tg__text_trim(next_word(&text, '+', &more));
+        if (into->count == TG_PARTS_MAX)
+            return word_error(error, whole, word, "by: \"%s\" is one part too many: at most %s are joined", "8");
+        part *made = &into->parts[into->count];
+        const tg_status status = parse_part(whole, word, made, error);
+        if (status != TG_OK)
+            return status;
+        for (size_t i = 0; i < into->count; i++)
+            if (strcmp(into->parts[i].text, made->text) == 0)
+                return word_error(error, whole, word, "by: \"%s\" is joined with itself%s", "");
+        into->count++;
+    }
+    return TG_OK;
+}
+
+static void
+write_text(tg_by *by)
+{
+    size_t used = 0;
+    for (size_t a = 0; a < by->count; a++) {
+        for (size_t i = 0; i < by->alternatives[a].count; i++) {
+            const part *p = &by->alternatives[a].parts[i];
+            if (used + p->length + 2u > sizeof by->text)
+                return;
+            if (used)
+                by->text[used++] = i ? '+' : '|';
+            memcpy(by->text + used, p->text, p->length);
+            used += p->length;
+        }
+    }
+}
+
+tg_status
+tg__by_parse(tg_text text, tg_by **by, tg_error *error)
+{
+    size_t count = 1;
+    for (size_t i = 0; i < text.length; i++)
+        count += text.data[i] == '|';
+    if (count > ALTERNATIVES_MAX)
+        return word_error(error, text, text, "by: \"%s\" has more than %s alternatives", "8");
+    tg_by *made = calloc(1, sizeof *made + count * sizeof made->alternatives[0]);
+    if (!made)
+        return tg__error(error, TG_E_NOMEM, "by: %zu alternatives", count);
+    tg_text rest = text;
+    bool more = true;
+    while (more) {
+        const tg_text word = next_word(&rest, '|', &more);
+        const tg_status status = parse_alternative(text, word, &made->alternatives[made->count], error);
+        if (status != TG_OK) {
+            tg__by_close(made);
+            return status;
+        }
+        made->count++;
+    }
+    write_text(made);
+    *by = made;
+    return TG_OK;
+}
+
+void
+tg__by_close(tg_by *by)
+{
+    free(by);
+}
+
+bool
+tg__by_names(const tg_by *by, const char *kind)
+{
+    const size_t length = strlen(kind);
+    for (size_t a = 0; a < by->count; a++) {
+        for (size_t i = 0; i < by->alternatives[a].count; i++) {
+            const part *p = &by->alternatives[a].parts[i];
+            if (p->kind == KIND_HEADER) {
+                tg_header_name name;
+                if (length >= 7 && tg__text_is_nocase((tg_text){ kind, 7 }, "header:") &&
+                    (length == 7 || (tg__header_name((tg_text){ kind + 7, length - 7 }, &name) &&
+                                     strcmp(name.text, p->header.text) == 0)))
+                    return true;
+            } else if (strcmp(p->text, kind) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* ---- one spelling for each value ---- */
+
+/* Where values that need another spelling are written. One `by` names a kind once per alternative, so one place for each
+ * is enough. */
+typedef struct scratch {
+    char address[TG_ADDRESS_TEXT_MAX];
+    char host[HOST_BYTES_MAX];
+    char method[METHOD_BYTES_MAX];
+    char path[TG_PATH_BYTES_MAX];
+} scratch;
+
+/* Lower case, no port, no dot at the end: "Example.com.:8080" is "example.com". false: no host is spelt so. */
+static bool
+host_value(tg_text host, char into[HOST_BYTES_MAX], tg_text *value)
+{
+    host = tg__text_trim(host);
+    const char *bracket = host.length ? memrchr(host.data, ']', host.length) : NULL;
+    const char *colon = host.length ? memrchr(host.data, ':', host.length) : NULL;
+    if (colon && (!bracket || colon > bracket))
+        host.length = (size_t)(colon - host.data);
+    if (host.length > 1 && host.data[host.length - 1] == '.')
+        host.length--;
+    if (host.length == 0 || host.length > HOST_BYTES_MAX)
+        return false;
+    for (size_t i = 0; i < host.length; i++)
+        into[i] = host.data[i] >= 'A' && host.data[i] <= 'Z' ? (char)(host.data[i] | 0x20) : host.data[i];
+    *value = (tg_text){ into, host.length };
+    return true;
+}
+
+/* Upper case, HEAD as GET: the same handler answers both. */
+static bool
+method_value(tg_text method, char into[METHOD_BYTES_MAX], tg_text *value)
+{
+    if (method.length == 0)
+        return false;
+    *value = method;
+    if (method.length > METHOD_BYTES_MAX)
+        return true;
+    if (tg__text_is_nocase(method, "HEAD"))
+        method = tg_text_of("GET");
+    for (size_t i = 0; i < method.length; i++)
+        into[i] = method.data[i] >= 'a' && method.data[i] <= 'z' ? (char)(method.data[i] & ~0x20) : method.data[i];
+    *value = (tg_text){ into, method.length };
+    return true;
+}
+
+static bool
+present(tg_text text, tg_text *value)
+{
+    *value = text;
+    return text.length > 0;
+}
+
+/* ---- from a request ---- */
+
+static bool
+user_of(const tg_client *client, const tg_request *request, tg_text *value)
+{
+    if (request->user.length)
+        return present(request->user, value);
+    return client && client->user_header.length && !request->client_resolved &&
+           tg__client_trusts(client, request->peer) && tg__header_single(request, &client->user_header, value);
+}
+
+static bool
+value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, tg_text *value)
+{
+    switch (wanted->kind) {
+    case KIND_IP:
+        if (tg_client_resolve(client, request, at->address, NULL) != TG_OK)
+            return false;
+        *value = tg_text_of(at->address);
+        return true;
+    case KIND_USER:
+        return user_of(client, request, value);
+    case KIND_ROUTE:
+        return present(request->route, value);
+    case KIND_PATH:
+        *value = (tg_text){ at->path, tg__path_normalise(request->path, at->path) };
+        return true;
+    case KIND_METHOD:
+        return method_value(request->method, at->method, value);
+    case KIND_HOST:
+        return host_value(request->host, at->host, value);
+    case KIND_HEADER:
+        return tg__header_single(request, &wanted->header, value);
+    }
+    return false;
+}
+
+/* ---- from values given by kind ---- */
+
+static bool
+is_kind(const part *wanted, tg_text kind)
+{
+    tg_header_name name;
+    if (wanted->kind != KIND_HEADER)
+        return tg__text_is(kind, wanted->text);
+    return kind.length > 7 && tg__text_is_nocase((tg_text){ kind.data, 7 }, "header:") &&
+           tg__header_name((tg_text){ kind.data + 7, kind.length - 7 }, &name) &&
+           strcmp(name.text, wanted->header.text) == 0;
+}
+
+static tg_status
+value_of_values(const part *wanted, const tg_client *client, const tg_part *values, size_t value_count, scratch *at,
+                tg_text *value, tg_error *error)
+{
+    tg_text given = { 0 };
+    for (size_t i = 0; i < value_count; i++)
+        if (is_kind(wanted, values[i].kind))
+            given = values[i].value;
+    bool found = present(given, value);
+    if (!found)
+        return TG_E_IDENTITY;
+    switch (wanted->kind) {
+    case KIND_IP: {
+        const tg_status status = tg_client_normalise(client, given, at->address, error);
+        *value = tg_text_of(at->address);
+        return status == TG_OK ? TG_OK : TG_E_ARG; /* given, but no address: no alternative is a substitute for it */
+    }
+    case KIND_PATH:
+        *value = (tg_text){ at->path, tg__path_normalise(given, at->path) };
+        break;
+    case KIND_METHOD:
+        found = method_value(given, at->method, value);
+        break;
+    case KIND_HOST:
+        found = host_value(given, at->host, value);
+        break;
+    case KIND_HEADER:
+        found = present(tg__text_trim(given), value);
+        break;
+    case KIND_USER:
+    case KIND_ROUTE:
+        break;
+    }
+    return found ? TG_OK : TG_E_IDENTITY;
+}
+
+/* ---- the identity ---- */
+
+static tg_status
+report_missing(const part *wanted, char missing[TG_NAME_BYTES_MAX + 1], tg_error *error)
+{
+    memcpy(missing, wanted->written, sizeof wanted->written);
+    return tg__error(error, TG_E_IDENTITY, "who is asking cannot be told: \"%s\" is missing", wanted->written);
+}
+
+tg_status
+tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *request, tg_identity *identity,
+                  char missing[TG_NAME_BYTES_MAX + 1], tg_error *error)
+{
+    const part *wanting = NULL;
+    scratch at; /* not cleared: 4 KiB that most identities never touch */
+    for (size_t a = 0; a < by->count; a++) {
+        const alternative *one = &by->alternatives[a];
+        tg_part parts[TG_PARTS_MAX];
+        wanting = NULL;
+        for (size_t i = 0; i < one->count && !wanting; i++) {
+            parts[i].kind = (tg_text){ one->parts[i].text, one->parts[i].length };
+            if (!value_of_request(&one->parts[i], client, request, &at, &parts[i].value))
+                wanting = &one->parts[i];
+        }
+        if (!wanting)
+            return tg__identity_join(parts, one->count, identity, error);
+    }
+    return report_missing(wanting, missing, error);
+}
+
+tg_status
+tg__by_of_values(const tg_by *by, const tg_client *client, const tg_part *values, size_t value_count,
+                 tg_identity *identity, char missing[TG_NAME_BYTES_MAX + 1], tg_error *error)
+{
+    const part *wanting = NULL;
+    scratch at;
+    for (size_t a = 0; a < by->count; a++) {
+        const alternative *one = &by->alternatives[a];
+        tg_part parts[TG_PARTS_MAX];
+        wanting = NULL;
+        for (size_t i = 0; i < one->count && !wanting; i++) {
+            parts[i].kind = (tg_text){ one->parts[i].text, one->parts[i].length };
+            const tg_status status = value_of_values(&one->parts[i], client, values, value_count, &at,
+                                                     &parts[i].value, error);
+            if (status == TG_E_ARG) {
+                memcpy(missing, one->parts[i].written, sizeof one->parts[i].written);
+                return TG_E_IDENTITY;
+            }
+            if (status != TG_OK)
+                wanting = &one->parts[i];
+        }
+        if (!wanting)
+            return tg__identity_join(parts, one->count, identity, error);
+    }
+    return report_missing(wanting, missing, error);
+}
+
+void
+tg__by_shared(const tg_by *by, tg_identity *identity)
+{
+    /* No kind is spelt "?": nobody can be counted here by naming themselves. */
+    const tg_part everybody = { { "?", 1 }, tg_text_of(by->text) };
+    const tg_status status = tg__identity_join(&everybody, 1, identity, NULL);
+    if (status != TG_OK) {
+        identity->length = 2;
+        identity->bytes[0] = 1;
+        identity->bytes[1] = '?';
+    }
+}

@@ -1,0 +1,145 @@
+/* One spelling for each path.
+ * Must not enter: patterns, policies. */
+#include "identity/path.h"
+
+enum {
+    DIGEST_BYTES = 32,
+    MARK_BYTES = 1 + 2 * DIGEST_BYTES,
+    ROOM = TG_PATH_BYTES_MAX - MARK_BYTES, /* for beginning and end */
+    KEPT = 1024,                           /* of the beginning, and of the end when room is made */
+    NO_FOLD = ROOM + 1
+};
+
+/* The path so far. When it outgrows the buffer its middle is folded away; the number of '/' in it is kept, so that ".."
+ * climbs through it all the same. */
+typedef struct writer {
+    char *bytes;
+    size_t length;
+    size_t fold;   /* where the folded middle stands; NO_FOLD: nothing is folded */
+    size_t hidden; /* '/' in it */
+} writer;
+
+static void
+fold(writer *out)
+{
+    if (out->fold == NO_FOLD)
+        out->fold = KEPT;
+    const size_t end = out->length - KEPT; /* above the fold: ROOM is over twice KEPT */
+    for (size_t i = out->fold; i < end; i++)
+        out->hidden += out->bytes[i] == '/';
+    memmove(out->bytes + out->fold, out->bytes + end, KEPT);
+    out->length = out->fold + KEPT;
+}
+
+static void
+put(writer *out, char c)
+{
+    if (out->length == ROOM)
+        fold(out);
+    out->bytes[out->length++] = c;
+}
+
+/* Takes the last segment and its '/' away. */
+static void
+climb(writer *out)
+{
+    const size_t floor = out->fold == NO_FOLD ? 0 : out->fold;
+    while (out->length > floor)
+        if (out->bytes[--out->length] == '/')
+            return;
+    if (out->fold == NO_FOLD)
+        return; /* never above the root */
+    if (out->hidden > 0) {
+        out->hidden--;
+        return;
+    }
+    out->fold = NO_FOLD;
+    climb(out);
+}
+
+static int
+hex_value(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* From "http://host/path?query" to "/path". '#' ends a path where it is sent at all: servers cut there. */
+static tg_text
+path_of(tg_text raw)
+{
+    static const char *const schemes[] = { "http://", "https://" };
+    for (size_t i = 0; i < 2; i++) {
+        const size_t length = strlen(schemes[i]);
+        if (raw.length < length || raw.data[0] == '/' || !tg__text_is_nocase((tg_text){ raw.data, length }, schemes[i]))
+            continue;
+        raw.data += length;
+        raw.length -= length;
+        while (raw.length && raw.data[0] != '/' && raw.data[0] != '?' && raw.data[0] != '#')
+            raw.data++, raw.length--;
+        break;
+    }
+    for (size_t i = 0; i < raw.length; i++)
+        if (raw.data[i] == '?' || raw.data[i] == '#')
+            raw.length = i;
+    return raw;
+}
+
+/* Puts the digest where the middle was folded away. */
+static void
+mark(writer *out, tg_text path)
+{
+    static const char digits[] = "0123456789abcdef";
+    uint8_t digest[DIGEST_BYTES];
+    tg__digest_init(NULL); /* BLAKE2b is right even where this fails: only the faster forms are then not chosen */
+    tg__digest(&path, 1, digest, sizeof digest);
+    char *at = out->bytes + out->fold;
+    memmove(at + MARK_BYTES, at, out->length - out->fold);
+    *at++ = (char)0xff;
+    for (size_t i = 0; i < sizeof digest; i++) {
+        *at++ = digits[digest[i] >> 4];
+        *at++ = digits[digest[i] & 15];
+    }
+    out->length += MARK_BYTES;
+}
+
+size_t
+tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
+{
+    const tg_text path = path_of(raw.length ? raw : (tg_text){ "/", 1 });
+    const char *p = path.data, *end = p + path.length;
+    writer out = { normal, 0, NO_FOLD, 0 };
+    while (p < end) {
+        size_t segment = 0;
+        bool dots = true;
+        put(&out, '/');
+        if (*p == '/')
+            p++;
+        for (; p < end && *p != '/'; p++) {
+            char c = *p;
+            if (c == '%' && end - p > 2 && hex_value(p[1]) >= 0 && hex_value(p[2]) >= 0) {
+                c = (char)(hex_value(p[1]) << 4 | hex_value(p[2]));
+                p += 2;
+                if (c == '/') {
+                    p++;
+                    break;
+                }
+            }
+            put(&out, c);
+            segment++;
+            dots &= c == '.';
+        }
+        if (segment <= 2 && dots) { /* "", ".", "..": none of them is a segment */
+            out.length -= segment + 1;
+            if (segment == 2)
+                climb(&out);
+        }
+    }
+    if (out.length == 0 && out.fold == NO_FOLD)
+        put(&out, '/');
+    if (out.fold != NO_FOLD)
+        mark(&out, path);
+    return out.length;
+}
