@@ -2,6 +2,8 @@
  * Must not enter: what a header means. */
 #include "identity/headers.h"
 
+#include "identity/identity.h"
+
 enum { SPELT_OTHERWISE, SPELT_WITH_UNDERSCORE, SPELT_SO };
 
 static char
@@ -42,6 +44,17 @@ spelling(tg_text found, const tg_header_name *name)
         how = SPELT_WITH_UNDERSCORE;
     }
     return how;
+}
+
+bool
+tg__header_is(tg_text name, const char *wanted)
+{
+    for (size_t i = 0; i < name.length; i++) {
+        const char a = name.data[i] == '_' ? '-' : lower(name.data[i]);
+        if (wanted[i] == '\0' || a != (wanted[i] == '_' ? '-' : lower(wanted[i])))
+            return false;
+    }
+    return wanted[name.length] == '\0';
 }
 
 tg_header_lines
