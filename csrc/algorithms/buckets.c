@@ -1,6 +1,6 @@
 /* Token bucket (also called GCRA) and leaky bucket: one state, one rule; the leaky one also says how long to hold a hit.
- * A hit weighs period_us a unit and each microsecond drains `limit`, so that 10 000 000/second and 1/year are both exact;
- * `level` is what has not drained yet, uncut when a limit was lowered meanwhile. Passes up to burst + limit in one period.
+ * A unit weighs period_us and each microsecond drains `limit`, so that 10 000 000/second and 1/year are both exact;
+ * `level` is what has not drained yet, uncut when a limit was lowered meanwhile. Passes up to burst + limit a period.
  * In here: arithmetic on values. Not in here: clocks, locks, keys, I/O. */
 #include "algorithms/parts.h"
 

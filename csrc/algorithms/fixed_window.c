@@ -6,8 +6,8 @@
 #define DAY_US UINT64_C(86400000000)
 #define WEEK_US (7 * DAY_US)
 
-/* `running` says which clock `start_us` was read from: the store's, or UTC for an aligned rule. The two lie decades apart,
- * so a start of the other kind would lock its client out for as long; a window of the other kind has ended. */
+/* `running` says which clock `start_us` was read from: the store's, or UTC for an aligned rule. The two lie decades
+ * apart, so a start of the other kind would lock its client out for as long; a window of the other kind has ended. */
 enum { WINDOW_NONE = 0, WINDOW_PLAIN = 1, WINDOW_ALIGNED = 2 };
 
 /* Times are compared signed: the week that holds 1 January 1970 began three days before it. */

@@ -5,8 +5,8 @@
 
 #include "algorithms/algorithms.h"
 
-/* ceil(dividend / divisor). One 64-bit division in all but extreme rules: the 128-bit one is a library call that costs as
- * much as the rest of a decision. */
+/* ceil(dividend / divisor). One 64-bit division in all but extreme rules: the 128-bit one is a library call that costs
+ * as much as the rest of a decision. */
 static inline tg_u128
 tg__ceil_div(tg_u128 dividend, uint64_t divisor)
 {

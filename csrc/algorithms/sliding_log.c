@@ -2,9 +2,9 @@
  * The sequence lives in a store and is shown through a view; what comes out is what to drop and what to append.
  * In here: arithmetic on values. Not in here: clocks, locks, keys, I/O, where entries are kept.
  *
- * An allowed hit reads only the entries it drops, so its cost is O(1) over the life of an entry. A denied one reads on to
- * the entry whose departure makes room. A damaged log (times out of order, sums that disagree) gives some answer: what the
- * entries are compared with is bounded and the walk ends where the store's `next` ends. */
+ * An allowed hit reads only the entries it drops, so its cost is O(1) over the life of an entry. A denied one reads on
+ * to the entry whose departure makes room. A damaged log (times out of order, sums that disagree) gives some answer:
+ * every sum is bounded, and the walk ends where the store's `next` ends. */
 #include "algorithms/parts.h"
 
 static inline bool
