@@ -46,7 +46,7 @@ TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exe
 # A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
 HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
-BENCH_SRC := $(sort $(wildcard bench/*.c))
+BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 HOOKS_OBJ := $(LIB_SRC:%.c=$(B)/hooks/%.o)
@@ -179,10 +179,15 @@ bench: ## print the measured table of budgets beside limits, throttled-py and sl
 	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
 	@$(PYTHON) bench/table.py $(BENCH)
 
-bench-programs: $(BENCH_BIN)
+bench-programs: $(BENCH_BIN) $(B)/bench/empty_method.so
 $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a)
 	@mkdir -p $(@D)
 	$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
+
+$(B)/bench/empty_method.so: bench/empty_method.c
+	@mkdir -p $(@D)
+	$(CC) $(TG_CFLAGS) -fvisibility=default -shared \
+	    -I$$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("include"))') $< -o $@
 
 bench-instructions: ## count instructions of one decision with callgrind: the same on every machine
 	@.ci/setup bench
