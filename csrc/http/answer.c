@@ -38,15 +38,15 @@ put_number(writer *out, uint64_t number)
     put(out, (tg_text){ at, (size_t)(digits + sizeof digits - at) });
 }
 
-/* Into a JSON string, and into a quoted string of a header: both escape '"' and '\' alike, and neither takes control
- * characters, which are left out. */
+/* Into a JSON string, and into a quoted string of a header: both escape '"' and '\' alike. What is not printable ASCII is
+ * left out: control characters fit in neither, and of other bytes nobody knows the encoding. */
 static void
 put_escaped(writer *out, tg_text text)
 {
     for (size_t i = 0; i < text.length; i++) {
         const char c = text.data[i];
-        if (c < ' ' || c == 127)
-            continue; /* with it all bytes over 127, of which nobody knows the encoding */
+        if ((unsigned char)c < ' ' || (unsigned char)c > '~')
+            continue;
         if (c == '"' || c == '\\')
             put(out, (tg_text){ "\\", 1 });
         put(out, (tg_text){ &c, 1 });

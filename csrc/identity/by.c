@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { ALTERNATIVES_MAX = 8, HOST_BYTES_MAX = 255, METHOD_BYTES_MAX = 32 };
+enum { ALTERNATIVES_MAX = 8 };
 
 typedef enum part_kind { KIND_IP, KIND_USER, KIND_ROUTE, KIND_PATH, KIND_METHOD, KIND_HOST, KIND_HEADER } part_kind;
 
@@ -201,52 +201,14 @@ tg__by_names(const tg_by *by, const char *kind)
     return false;
 }
 
-/* ---- one spelling for each value ---- */
-
 /* Where values that need another spelling are written. One `by` names a kind once per alternative, so one place for each
  * is enough. */
 typedef struct scratch {
     char address[TG_ADDRESS_TEXT_MAX];
-    char host[HOST_BYTES_MAX];
-    char method[METHOD_BYTES_MAX];
+    char host[TG_HOST_BYTES_MAX];
+    char method[TG_METHOD_BYTES_MAX];
     char path[TG_PATH_BYTES_MAX];
 } scratch;
-
-/* Lower case, no port, no dot at the end: "Example.com.:8080" is "example.com". false: no host is spelt so. */
-static bool
-host_value(tg_text host, char into[HOST_BYTES_MAX], tg_text *value)
-{
-    host = tg__text_trim(host);
-    const char *bracket = host.length ? memrchr(host.data, ']', host.length) : NULL;
-    const char *colon = host.length ? memrchr(host.data, ':', host.length) : NULL;
-    if (colon && (!bracket || colon > bracket))
-        host.length = (size_t)(colon - host.data);
-    if (host.length > 1 && host.data[host.length - 1] == '.')
-        host.length--;
-    if (host.length == 0 || host.length > HOST_BYTES_MAX)
-        return false;
-    for (size_t i = 0; i < host.length; i++)
-        into[i] = host.data[i] >= 'A' && host.data[i] <= 'Z' ? (char)(host.data[i] | 0x20) : host.data[i];
-    *value = (tg_text){ into, host.length };
-    return true;
-}
-
-/* Upper case, HEAD as GET: the same handler answers both. */
-static bool
-method_value(tg_text method, char into[METHOD_BYTES_MAX], tg_text *value)
-{
-    if (method.length == 0)
-        return false;
-    *value = method;
-    if (method.length > METHOD_BYTES_MAX)
-        return true;
-    if (tg__text_is_nocase(method, "HEAD"))
-        method = tg_text_of("GET");
-    for (size_t i = 0; i < method.length; i++)
-        into[i] = method.data[i] >= 'a' && method.data[i] <= 'z' ? (char)(method.data[i] & ~0x20) : method.data[i];
-    *value = (tg_text){ into, method.length };
-    return true;
-}
 
 static bool
 present(tg_text text, tg_text *value)
@@ -283,9 +245,9 @@ value_of_request(const part *wanted, const tg_client *client, const tg_request *
         *value = (tg_text){ at->path, tg__path_normalise(request->path, at->path) };
         return true;
     case KIND_METHOD:
-        return method_value(request->method, at->method, value);
+        return present((tg_text){ at->method, tg__method_normalise(request->method, at->method) }, value);
     case KIND_HOST:
-        return host_value(request->host, at->host, value);
+        return present((tg_text){ at->host, tg__host_normalise(request->host, at->host) }, value);
     case KIND_HEADER:
         return tg__header_single(request, &wanted->header, value);
     }
@@ -326,10 +288,10 @@ value_of_values(const part *wanted, const tg_client *client, const tg_part *valu
         *value = (tg_text){ at->path, tg__path_normalise(given, at->path) };
         break;
     case KIND_METHOD:
-        found = method_value(given, at->method, value);
+        found = present((tg_text){ at->method, tg__method_normalise(given, at->method) }, value);
         break;
     case KIND_HOST:
-        found = host_value(given, at->host, value);
+        found = present((tg_text){ at->host, tg__host_normalise(given, at->host) }, value);
         break;
     case KIND_HEADER:
         found = present(tg__text_trim(given), value);

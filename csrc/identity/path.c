@@ -1,4 +1,4 @@
-/* One spelling for each path.
+/* One spelling for each path, host and method.
  * Must not enter: patterns, policies. */
 #include "identity/path.h"
 
@@ -142,4 +142,34 @@ tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
     if (out.fold != NO_FOLD)
         mark(&out, path);
     return out.length;
+}
+
+size_t
+tg__host_normalise(tg_text raw, char normal[TG_HOST_BYTES_MAX])
+{
+    tg_text host = tg__text_trim(raw);
+    if (host.length == 0)
+        return 0;
+    const char *bracket = memrchr(host.data, ']', host.length), *colon = memrchr(host.data, ':', host.length);
+    if (colon && (!bracket || colon > bracket))
+        host.length = (size_t)(colon - host.data);
+    if (host.length > 1 && host.data[host.length - 1] == '.')
+        host.length--;
+    if (host.length > TG_HOST_BYTES_MAX)
+        return 0;
+    for (size_t i = 0; i < host.length; i++)
+        normal[i] = host.data[i] >= 'A' && host.data[i] <= 'Z' ? (char)(host.data[i] | 0x20) : host.data[i];
+    return host.length;
+}
+
+size_t
+tg__method_normalise(tg_text raw, char normal[TG_METHOD_BYTES_MAX])
+{
+    if (raw.length == 0 || raw.length > TG_METHOD_BYTES_MAX)
+        return 0;
+    if (tg__text_is_nocase(raw, "HEAD"))
+        raw = tg_text_of("GET");
+    for (size_t i = 0; i < raw.length; i++)
+        normal[i] = raw.data[i] >= 'a' && raw.data[i] <= 'z' ? (char)(raw.data[i] & ~0x20) : raw.data[i];
+    return raw.length;
 }
