@@ -162,7 +162,7 @@ fuzz: $(FUZZ_BIN) ## run each fuzz target for FUZZ_SECONDS (20)
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
-$(B)/fuzz/%: tests/fuzz/%.c $(LIB_SRC) $(FCGI_ROOM_SRC) $(shell find csrc fcgi -name '*.h')
+$(B)/fuzz/%: tests/fuzz/%.c $(LIB_SRC) $(FCGI_ROOM_SRC) $(shell find csrc fcgi -name '*.h' 2>/dev/null)
 	@mkdir -p $(@D)
 	clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 	    $< $(LIB_SRC) $(if $(findstring fuzz_fcgi,$@),$(FCGI_ROOM_SRC)) $(LDFLAGS) $(TG_LDLIBS) -o $@
