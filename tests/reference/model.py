@@ -117,23 +117,28 @@ class State:
 
 @dataclass
 class FixedWindow(State):
-    """`offset_us` is what turns the store's clock into UTC, for aligned rules; times in here are then UTC."""
+    """For aligned rules times are UTC, for others the store's clock: a window that began on the one clock says nothing on
+    the other, so when a rule becomes aligned, or ceases to be, its window has ended."""
 
     count: int = 0
     start: int | None = None
+    aligned: bool = False
+
+    def known(self, rule: Rule) -> bool:
+        return self.start is not None and self.aligned == rule.aligned
 
     def now(self, rule: Rule, t: int) -> int:
-        return t if self.start is None else max(t, self.start)
+        return max(t, self.start) if self.known(rule) else t
 
     def running(self, rule: Rule, t: int) -> bool:
-        return self.start is not None and t < self.start + rule.period_us
+        return self.known(rule) and t < self.start + rule.period_us
 
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         return (self.count if self.running(rule, t) else 0) + cost <= rule.limit
 
     def take(self, rule: Rule, t: int, cost: int) -> int:
         if not self.running(rule, t):
-            self.count, self.start = 0, t
+            self.count, self.start, self.aligned = 0, t, rule.aligned
             if rule.aligned:
                 phase = 4 * DAY if rule.period_us % WEEK == 0 else 0
                 self.start = (t - phase) // rule.period_us * rule.period_us + phase
