@@ -134,6 +134,10 @@ PyObject *tgpy_take_notices(PyObject *module, PyObject *unused);
 bool tgpy_text(PyObject *object, tg_text *text, PyObject **made);
 /* The same for an argument that must be a str; None gives the empty text. Raises TypeError naming the argument. */
 bool tgpy_text_argument(PyObject *object, const char *name, tg_text *text, PyObject **made);
+/* A path argument as str: str, bytes or os.PathLike; NULL and None give None. A new reference, or NULL and raised. */
+PyObject *tgpy_path(PyObject *object);
+/* A list or tuple as it is, another sequence as a tuple. A new reference, or NULL and TypeError naming the argument. */
+PyObject *tgpy_sequence(PyObject *object, const char *expected);
 /* From core texts, which may hold any bytes. */
 PyObject *tgpy_str(tg_text text);
 

@@ -28,17 +28,9 @@ gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "clock must be a ManualClock or None");
         return NULL;
     }
-    /* A path may come as a Path. */
-    PyObject *path = config && config != Py_None ? PyOS_FSPath(config) : Py_NewRef(Py_None);
+    PyObject *path = tgpy_path(config);
     if (!path)
         return NULL;
-    if (PyBytes_Check(path)) {
-        PyObject *decoded = PyUnicode_DecodeFSDefaultAndSize(PyBytes_AsString(path), PyBytes_Size(path));
-        Py_DECREF(path);
-        path = decoded;
-        if (!path)
-            return NULL;
-    }
     tgpy_gate *self = PyObject_New(tgpy_gate, type);
     if (!self) {
         Py_DECREF(path);

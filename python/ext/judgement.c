@@ -4,6 +4,8 @@
 #include <string.h>
 
 #define PRIOR_MAX 64
+#define NOT_LIMITERS "limiters must be a sequence of Limiter"
+#define NOT_JUDGEMENTS "prior must be a sequence of Judgement"
 
 static tgpy_judgement *
 of(PyObject *self)
@@ -221,7 +223,8 @@ PyType_Spec tgpy_judgement_spec = {
 typedef bool (*read_function)(tgpy_state *, tgpy_request *, PyObject *, PyObject *, PyObject *);
 
 struct options {
-    PyObject *route, *user, *prior;
+    PyObject *route, *user;
+    PyObject *prior; /* a list or tuple, owned; NULL: none */
     uint64_t cost;
 };
 
@@ -230,6 +233,7 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
 {
     *options = (struct options){ .cost = 1 };
     const Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    PyObject *prior = Py_None;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *name = PyTuple_GetItem(names, i), *value = values[i];
         tgpy_name found = NAME_cost;
@@ -254,11 +258,13 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
         else if (found == NAME_user)
             options->user = value;
         else if (found == NAME_prior)
-            options->prior = value == Py_None ? NULL : value;
+            prior = value;
         else if (!tgpy_cost(value, &options->cost))
             return false;
     }
-    return true;
+    if (prior != Py_None)
+        options->prior = tgpy_sequence(prior, NOT_JUDGEMENTS); /* last: nothing can fail after it */
+    return prior == Py_None || options->prior;
 }
 
 /* Earlier judgements of the request as the core wants them. Only those that charged something in this very store: equal
@@ -291,10 +297,6 @@ read_prior(tgpy_state *state, PyObject *given, const tg_store *store, struct pri
     *prior = (struct prior){ .count = 0 };
     if (!given)
         return true;
-    if (!PyTuple_Check(given) && !PyList_Check(given)) {
-        PyErr_SetString(PyExc_TypeError, "prior must be a list or tuple of Judgement");
-        return false;
-    }
     const bool tuple = PyTuple_Check(given);
     const Py_ssize_t count = tuple ? PyTuple_Size(given) : PyList_Size(given);
     if (count == 0)
@@ -312,7 +314,7 @@ read_prior(tgpy_state *state, PyObject *given, const tg_store *store, struct pri
         else if (Py_TYPE(item) == state->decision_type)
             decision = (tgpy_decision *)item;
         if (!decision) {
-            PyErr_SetString(PyExc_TypeError, "prior must hold Judgement objects");
+            PyErr_SetString(PyExc_TypeError, NOT_JUDGEMENTS);
             return false;
         }
         if (decision->owner && charged(decision) && tgpy_owner_store(state, decision->owner) == store)
@@ -397,16 +399,19 @@ gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *na
     }
     if (!parse_options(state, args + count, names, &options))
         return NULL;
-    if (!gate->gate)
-        return unmatched(state);
-    tgpy_request request;
     PyObject *made = NULL;
-    if (read(state, &request, args[0], options.route, options.user)) {
-        made = judge(state, self, gate->gate, NULL, 0, &request, &options);
-        say_resolved(state, &request.request);
+    if (gate->gate) {
+        tgpy_request request;
+        if (read(state, &request, args[0], options.route, options.user)) {
+            made = judge(state, self, gate->gate, NULL, 0, &request, &options);
+            say_resolved(state, &request.request);
+        }
+        tgpy_request_fini(&request);
+        tgpy_log_notices(state);
+    } else {
+        made = unmatched(state);
     }
-    tgpy_request_fini(&request);
-    tgpy_log_notices(state);
+    Py_XDECREF(options.prior);
     return made;
 }
 
@@ -430,10 +435,6 @@ read_limiters(const tgpy_state *state, PyObject *given, tg_limiter *limiters[TG_
     const bool tuple = PyTuple_Check(given);
     *limiter_count = 0;
     *owner = NULL;
-    if (!tuple && !PyList_Check(given)) {
-        PyErr_SetString(PyExc_TypeError, "limiters must be a list or tuple of Limiter");
-        return false;
-    }
     const Py_ssize_t count = tuple ? PyTuple_Size(given) : PyList_Size(given);
     if (count == 0 || count > TG_LIMITERS_MAX) {
         PyErr_Format(PyExc_ValueError, "a request is judged by 1 to %d limiters, not %zd", TG_LIMITERS_MAX, count);
@@ -442,7 +443,7 @@ read_limiters(const tgpy_state *state, PyObject *given, tg_limiter *limiters[TG_
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = tuple ? PyTuple_GetItem(given, i) : PyList_GetItem(given, i);
         if (Py_TYPE(item) != state->limiter_type) {
-            PyErr_SetString(PyExc_TypeError, "limiters must be a list or tuple of Limiter");
+            PyErr_SetString(PyExc_TypeError, NOT_LIMITERS);
             return false;
         }
         tgpy_limiter *limiter = (tgpy_limiter *)item;
@@ -470,16 +471,20 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
     }
     if (!parse_options(state, args + count, names, &options))
         return NULL;
-    tgpy_request request;
-    PyObject *made = NULL;
-    /* The limiters are read after the request, whose reading may run Python code that empties the list. */
-    if (read(state, &request, args[1], options.route, options.user) &&
-        read_limiters(state, args[0], limiters, &limiter_count, &owner)) {
-        made = judge(state, owner, NULL, limiters, limiter_count, &request, &options);
-        say_resolved(state, &request.request);
+    PyObject *made = NULL, *given = tgpy_sequence(args[0], NOT_LIMITERS);
+    if (given) {
+        tgpy_request request;
+        /* The limiters are read after the request, whose reading may run Python code that empties the list. */
+        if (read(state, &request, args[1], options.route, options.user) &&
+            read_limiters(state, given, limiters, &limiter_count, &owner)) {
+            made = judge(state, owner, NULL, limiters, limiter_count, &request, &options);
+            say_resolved(state, &request.request);
+        }
+        tgpy_request_fini(&request);
+        tgpy_log_notices(state);
     }
-    tgpy_request_fini(&request);
-    tgpy_log_notices(state);
+    Py_XDECREF(given);
+    Py_XDECREF(options.prior);
     return made;
 }
 

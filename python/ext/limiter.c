@@ -662,9 +662,13 @@ limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &given.proxies, &given.client_header, &given.user_header, &given.on_store_failure,
                                      &given.on_full, &given.missing, &given.timeout, &given.config, &given.enabled))
         return NULL;
-    tgpy_limiter *self = PyObject_New(tgpy_limiter, type);
-    if (!self)
+    PyObject *path = tgpy_path(given.config);
+    tgpy_limiter *self = path ? PyObject_New(tgpy_limiter, type) : NULL;
+    if (!self) {
+        Py_XDECREF(path);
         return NULL;
+    }
+    given.config = path;
     tgpy_state *state = tgpy_state_of_type(type);
     self->state = state;
     self->limiter = NULL;
@@ -676,6 +680,7 @@ limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const bool done = read_arguments(&given, arguments) && open_limiter(self, &given, arguments);
     for (int i = 0; i < ARGUMENTS; i++)
         Py_XDECREF(arguments[i].made);
+    Py_DECREF(path);
     tgpy_log_notices(state);
     if (!done)
         Py_CLEAR(self);

@@ -53,6 +53,31 @@ tgpy_text_argument(PyObject *object, const char *name, tg_text *text, PyObject *
 }
 
 PyObject *
+tgpy_path(PyObject *object)
+{
+    if (!object || object == Py_None)
+        return Py_NewRef(Py_None);
+    PyObject *path = PyOS_FSPath(object);
+    if (path && PyBytes_Check(path)) {
+        PyObject *decoded = PyUnicode_DecodeFSDefaultAndSize(PyBytes_AsString(path), PyBytes_Size(path));
+        Py_DECREF(path);
+        path = decoded;
+    }
+    return path;
+}
+
+PyObject *
+tgpy_sequence(PyObject *object, const char *expected)
+{
+    if (PyTuple_Check(object) || PyList_Check(object))
+        return Py_NewRef(object);
+    PyObject *tuple = PySequence_Check(object) && !PyUnicode_Check(object) ? PySequence_Tuple(object) : NULL;
+    if (!tuple && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, expected);
+    return tuple;
+}
+
+PyObject *
 tgpy_str(tg_text text)
 {
     return PyUnicode_DecodeUTF8(text.data ? text.data : "", (Py_ssize_t)text.length, "surrogateescape");
