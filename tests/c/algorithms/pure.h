@@ -83,7 +83,9 @@ static inline tg_log_view
 pure_view(const pure_state *state, pure_cursor *cursor)
 {
     *cursor = (pure_cursor){ state, state->first };
-    tg_log_view view = { .units = state->units, .empty = state->first == state->end, .cursor = cursor, .next = pure_next };
+    tg_log_view view = {
+        .units = state->units, .empty = state->first == state->end, .cursor = cursor, .next = pure_next,
+    };
     if (!view.empty)
         view.newest = state->entries[state->end - 1];
     return view;
