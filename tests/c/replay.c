@@ -2,8 +2,8 @@
  *
  *     replay STORE-URI < trace
  *
- * The format is that of tests/vectors/README.md with the `key` lines of trace.h. The store is opened with a manual clock,
- * set to AT (plus the case's offset) before each step. A changed rule is another limiter of the same name on the same
+ * The format is that of tests/vectors/README.md with the `key` lines of trace.h. The store is opened with a manual
+ * clock, set to AT (plus the case's offset) before each step. A changed rule is another limiter of the same name on the same
  * store, as after a reload; a case is a name of its own, and what it left in the store is reset at its end. */
 #include "trace.h"
 

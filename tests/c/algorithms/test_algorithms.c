@@ -525,7 +525,7 @@ the_logs_bound_holds_for_every_sequence_of_hits(void **unused)
         pure_blank(&state, &rule, "k");
         uint64_t now_us = 0, most_entries = 0, most_words = 0;
         for (unsigned hit = 0; hit < 20000; hit++) {
-            now_us += random_below(3) ? random_below(1000) : random_below(30);
+            now_us += random_below(hit % 2000 < 1000 ? 1000 : 40000); /* crowded, then spread over the period */
             log_hit(&state, &rule, now_us, 1 + random_below(2) * random_below(2));
             uint64_t words = 0;
             for (size_t j = state.first; j < state.end; j++)
