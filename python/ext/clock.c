@@ -11,12 +11,13 @@ microseconds(PyObject *object, const char *name, uint64_t *us)
         return false;
     }
     *us = PyLong_AsUnsignedLongLong(object);
-    if (!PyErr_Occurred())
+    const bool beyond = *us == (uint64_t)-1 && PyErr_Occurred();
+    if (!beyond && *us <= INT64_MAX)
         return true;
-    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-        PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s must be 0 to 2**64 - 1 microseconds, not %R", name, object);
-    }
+    if (beyond && !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return false;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s must be 0 to 2**63 - 1, not %R", name, object);
     return false;
 }
 
@@ -81,7 +82,7 @@ clock_advance(PyObject *self, PyObject *seconds)
     if (value == -1.0 && PyErr_Occurred())
         return NULL;
     const double us = round(value * 1e6);
-    if (!(us >= 0 && us < 18446744073709551616.0)) { /* 2^64; NaN fails too */
+    if (!(us >= 0 && us < 9223372036854775808.0)) { /* 2^63; NaN fails too */
         PyErr_SetString(PyExc_ValueError, "advance() takes seconds from 0 up; set now_us to go back");
         return NULL;
     }
