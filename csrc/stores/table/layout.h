@@ -73,10 +73,11 @@ _Static_assert(offsetof(tg_log, first_word) == 20, "layout");
 /* ---- log blocks ---- */
 
 /* Words of a log, oldest first: a hit of cost 1 is its time; any other cost is TG_WORD_COST | cost, then the time. A hit of
- * cost 1 that was given back keeps its time with TG_WORD_VOID. */
+ * cost 1 that was given back keeps its time with TG_WORD_VOID. A time is its low 62 bits: the rest is that of the reader's
+ * clock, from which no time lies 73 000 years away. */
 #define TG_WORD_COST (UINT64_C(1) << 63)
 #define TG_WORD_VOID (UINT64_C(1) << 62)
-#define TG_TIME_MAX (TG_WORD_VOID - 1)
+#define TG_WORD_TIME (TG_WORD_VOID - 1)
 
 typedef struct tg_block {
     uint64_t words[TG_BLOCK_WORDS];

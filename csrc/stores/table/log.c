@@ -28,6 +28,16 @@ block_count_of(const tg_log *log)
     return places == 0 ? 1 : (places + TG_BLOCK_WORDS - 1) / TG_BLOCK_WORDS;
 }
 
+static inline uint64_t
+time_of(uint64_t word, uint64_t now_us)
+{
+    const uint64_t ahead = (word - now_us) & TG_WORD_TIME;
+    if (ahead <= TG_WORD_TIME / 2)
+        return now_us + ahead;
+    const uint64_t behind = TG_WORD_TIME + 1 - ahead;
+    return behind < now_us ? now_us - behind : 0;
+}
+
 static bool
 word_next(tg_log_cursor *cursor, uint64_t *word)
 {
@@ -58,18 +68,20 @@ entry_next(void *memory, tg_log_entry *entry)
         entry->cost = word & ~TG_WORD_COST;
         if (!word_next(cursor, &word))
             return false; /* a cost without its time: damaged */
-        entry->at_us = word & TG_TIME_MAX;
+        entry->at_us = time_of(word, cursor->now_us);
         return true;
     }
     entry->cost = word & TG_WORD_VOID ? 0 : 1;
-    entry->at_us = word & TG_TIME_MAX;
+    entry->at_us = time_of(word, cursor->now_us);
     return true;
 }
 
 static tg_log_cursor
-cursor_begin(const tg_area *area, const tg_log *log)
+cursor_begin(const tg_area *area, const tg_log *log, uint64_t now_us)
 {
-    return (tg_log_cursor){ .area = area, .block = log->first, .word = log->first_word, .left = log->words };
+    return (tg_log_cursor){
+        .area = area, .block = log->first, .word = log->first_word, .left = log->words, .now_us = now_us,
+    };
 }
 
 /* Where the newest entry's words lie: one, or two with its cost before its time. */
@@ -99,10 +111,10 @@ step_back(const tg_area *area, uint32_t *block, uint32_t *word)
 
 /* Reads the entry whose last word is at (block, word), with `words` words from the old end up to it. */
 static tail
-tail_at(const tg_area *area, uint32_t block, uint32_t word, uint32_t words)
+tail_at(const tg_area *area, uint32_t block, uint32_t word, uint32_t words, uint64_t now_us)
 {
     const uint64_t time = area->blocks[block].words[word];
-    tail found = { .at = { { block, word } }, .count = 1, .entry = { time & TG_TIME_MAX, time & TG_WORD_VOID ? 0 : 1 } };
+    tail found = { .at = { { block, word } }, .count = 1, .entry = { time_of(time, now_us), time & TG_WORD_VOID ? 0 : 1 } };
     uint32_t before_block = block, before_word = word;
     if (words < 2 || !step_back(area, &before_block, &before_word))
         return found;
@@ -119,18 +131,18 @@ tail_at(const tg_area *area, uint32_t block, uint32_t word, uint32_t words)
 }
 
 static tail
-newest_of(const tg_area *area, const tg_log *log)
+newest_of(const tg_area *area, const tg_log *log, uint64_t now_us)
 {
-    return tail_at(area, log->last, end_word(log) - 1, log->words);
+    return tail_at(area, log->last, end_word(log) - 1, log->words, now_us);
 }
 
 tg_log_view
-tg__log_view(const tg_area *area, const tg_log *log, tg_log_cursor *cursor)
+tg__log_view(const tg_area *area, const tg_log *log, uint64_t now_us, tg_log_cursor *cursor)
 {
-    *cursor = cursor_begin(area, log);
+    *cursor = cursor_begin(area, log, now_us);
     tg_log_view view = { .units = log->units, .empty = log->words == 0, .cursor = cursor, .next = entry_next };
     if (log->words > 0)
-        view.newest = newest_of(area, log).entry;
+        view.newest = newest_of(area, log, now_us).entry;
     return view;
 }
 
@@ -202,7 +214,7 @@ tg__log_grows(const tg_log *log, const tg_log_change *change)
 static void
 drop_oldest(const tg_area *area, tg_log *log, const tg_log_change *change, tg_chain *loose)
 {
-    tg_log_cursor cursor = cursor_begin(area, log);
+    tg_log_cursor cursor = cursor_begin(area, log, 0);
     tg_log_entry entry;
     const uint32_t blocks_before = block_count_of(log);
     for (size_t i = 0; i < change->expired_entries && entry_next(&cursor, &entry); i++)
@@ -280,9 +292,9 @@ tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, tg_
     TG_STEP("block taken");
     if (change->expired_entries > 0)
         drop_oldest(area, log, change, loose);
-    const uint64_t time = change->entry.at_us & TG_TIME_MAX;
+    const uint64_t time = change->entry.at_us & TG_WORD_TIME;
     const uint64_t words[2] = { TG_WORD_COST | change->entry.cost, time };
-    const tail newest = log->words > 0 ? newest_of(area, log) : (tail){ .count = 0 };
+    const tail newest = log->words > 0 ? newest_of(area, log, change->entry.at_us) : (tail){ .count = 0 };
     const bool take_place = newest.count > 0 && (change->replace_newest || newest.entry.cost == 0);
     uint32_t written = change->entry.cost == 1 ? 1 : 2; /* words still to be written, counted from the end of `words` */
     uint64_t added = change->entry.cost;
@@ -337,7 +349,7 @@ tg__log_refund(const tg_area *area, const tg_rule *rule, tg_log *log, uint64_t n
     *changed = *more = false;
     if (log->words == 0)
         return cost;
-    tail at = newest_of(area, log);
+    tail at = newest_of(area, log, now_us);
     if (now_us < at.entry.at_us)
         now_us = at.entry.at_us;
     uint64_t left = cost;
@@ -358,10 +370,10 @@ tg__log_refund(const tg_area *area, const tg_rule *rule, tg_log *log, uint64_t n
             uint32_t block = at.at[0].block, word = at.at[0].word;
             if (words == 0 || words > log->words || !step_back(area, &block, &word))
                 break;
-            at = tail_at(area, block, word, words);
+            at = tail_at(area, block, word, words, now_us);
         }
     } else {
-        tg_log_cursor cursor = cursor_begin(area, log);
+        tg_log_cursor cursor = cursor_begin(area, log, now_us);
         while (left > 0 && cursor.left > 0) {
             uint64_t word;
             if (!word_next(&cursor, &word))
@@ -374,7 +386,7 @@ tg__log_refund(const tg_area *area, const tg_rule *rule, tg_log *log, uint64_t n
                 if (!word_next(&cursor, &word))
                     break;
             }
-            at.entry.at_us = word & TG_TIME_MAX;
+            at.entry.at_us = time_of(word, cursor.now_us);
             if (at.entry.cost == 0 || expired(rule, at.entry.at_us, now_us))
                 continue;
             if (tg__undo_words_full(area)) {

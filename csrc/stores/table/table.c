@@ -45,10 +45,7 @@ table_of(tg_store *store)
 static inline uint64_t
 now_of(const tg_table *table)
 {
-    if (!table->clock)
-        return tg__boot_now_us();
-    const uint64_t now_us = tg_clock_now_us(table->clock);
-    return now_us < TG_TIME_MAX ? now_us : TG_TIME_MAX;
+    return table->clock ? tg_clock_now_us(table->clock) : tg__boot_now_us();
 }
 
 static inline int64_t
@@ -62,7 +59,7 @@ static inline uint64_t
 shift(uint64_t time_us, int64_t by_us)
 {
     if (by_us >= 0)
-        return time_us > TG_TIME_MAX - ((uint64_t)by_us & TG_TIME_MAX) ? TG_TIME_MAX : time_us + (uint64_t)by_us;
+        return time_us > (uint64_t)(INT64_MAX - by_us) ? INT64_MAX : time_us + (uint64_t)by_us;
     const uint64_t back_us = -(uint64_t)by_us;
     return time_us > back_us ? time_us - back_us : 0;
 }
@@ -504,7 +501,7 @@ judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg
 {
     if (is_log(at)) {
         tg_log_cursor cursor;
-        const tg_log_view view = tg__log_view(&at->area, &at->log, &cursor);
+        const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
         return tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
     }
     if (target->charged) {
@@ -524,7 +521,7 @@ tell_untouched(const plan *at, const tg_state *state, const tg_log *log, tg_verd
     if (is_log(at)) {
         tg_log_cursor cursor;
         tg_log_change change;
-        const tg_log_view view = tg__log_view(&at->area, log, &cursor);
+        const tg_log_view view = tg__log_view(&at->area, log, at->now_us, &cursor);
         untouched = tg__log_decide(at->rule, &view, at->now_us, 0, 0, &change);
     } else {
         tg_state next;
@@ -704,7 +701,7 @@ write_target(const call *now, plan *at)
         tg_pressure pressure = pressure_after_hit(at);
         if (at->verdict.remaining == 0) {
             tg_log_cursor cursor;
-            const tg_log_view view = tg__log_view(&at->area, &at->log, &cursor);
+            const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
             pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
         }
         store_entry(at, &pressure, &at->state); /* the log is the state's other name */
@@ -806,7 +803,7 @@ refund(call *now)
     for (size_t i = 0; i < now->count; i++) {
         plan *const at = &now->plans[i];
         const tg_target *const target = &now->targets[i];
-        if (at->leader != i || at->rule->algorithm == TG_DENY || target->cost == 0 || !find_charged(now, at))
+        if (at->leader != i || at->rule->algorithm == TG_DENY || !find_charged(now, at))
             continue;
         uint64_t left = target->cost;
         bool changed, more = false;
@@ -818,7 +815,7 @@ refund(call *now)
                                       &changed, &more);
                 if (changed) {
                     tg_log_cursor cursor;
-                    const tg_log_view view = tg__log_view(&at->area, &at->log, &cursor);
+                    const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
                     pressure = tg__log_pressure(at->rule, &view, at->now_us);
                     store_entry(at, &pressure, &at->state);
                 }

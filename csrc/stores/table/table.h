@@ -115,10 +115,11 @@ typedef struct tg_log_cursor {
     const tg_area *area;
     uint32_t block, word; /* of the next word */
     uint32_t left;        /* words not read yet */
+    uint64_t now_us;      /* what makes a word a whole time again */
 } tg_log_cursor;
 
 /* A view for tg__log_decide; `cursor` is its memory. A log that breaks off ends there. */
-tg_log_view tg__log_view(const tg_area *area, const tg_log *log, tg_log_cursor *cursor);
+tg_log_view tg__log_view(const tg_area *area, const tg_log *log, uint64_t now_us, tg_log_cursor *cursor);
 /* The log of an entry, made harmless: counts and links inside the arena. */
 void tg__log_check(const tg_area *area, tg_log *log);
 /* Whether a change may need one more block than the log has. */

@@ -71,7 +71,7 @@ claim_log(const tg_area *area, tg_entry *shared, uint32_t made)
         log.words = readable > log.first_word ? readable - log.first_word : 0;
         /* The sum is made anew: the words are what is true. */
         tg_log_cursor cursor;
-        const tg_log_view view = tg__log_view(area, &log, &cursor);
+        const tg_log_view view = tg__log_view(area, &log, 0, &cursor);
         tg_log_entry hit;
         log.units = 0;
         while (view.next(view.cursor, &hit))
