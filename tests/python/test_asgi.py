@@ -134,7 +134,7 @@ def test_lifespan_and_invented_scopes_pass_through_untouched(setting: Setting) -
 
         async def send(message: Any) -> None: ...
 
-        asyncio.run(middleware(scope, receive, send))  # type: ignore[arg-type]
+        asyncio.run(middleware(scope, receive, send))
         assert seen.pop() == (before, receive, send)
 
 
@@ -263,7 +263,7 @@ def test_a_policy_by_user_asks_the_callable_sync_or_async(setting: Setting) -> N
 
     gate = Gate(**setting.arguments)
     for user, names in ((now, ("ann", "bob")), (later, ("cid", "dan"))):
-        client = TestClient(TidegateMiddleware(hello, gate=gate, user=user))  # type: ignore[arg-type]
+        client = TestClient(TidegateMiddleware(hello, gate=gate, user=user))
         for name in names:
             assert statuses(client, "/members/x", 2, headers={"X-Name": name}) == [200, 429]
         assert statuses(client, "/members/x", 1) == [401]

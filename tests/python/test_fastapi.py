@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response as StarletteResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
-from tidegate import ConfigError, Decision, ManualClock, RuleError
+from tidegate import ConfigError, Decision, Limiter, ManualClock, RuleError
 from tidegate.fastapi import RateLimit, RateLimited, install, rate_limit, user_rate_limit
 
 FIELDS = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
@@ -236,7 +236,7 @@ def test_a_dependency_can_be_overridden_hashed_and_switched_off(limit: Setting) 
     client = TestClient(app)
     assert statuses(client, "/", 2) == [200, 429]
     assert {dependency: 1}[dependency] == 1
-    app.dependency_overrides[dependency] = lambda: limit("1/s").limiter.hit("x")
+    app.dependency_overrides[dependency] = lambda: Limiter("1/s", store=limit.store, clock=limit.clock).hit("x")
     assert statuses(client, "/", 1) == [200]
     app.dependency_overrides.clear()
     assert statuses(client, "/", 1) == [429]

@@ -38,7 +38,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 def wait_for_workers(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     """Until both have answered: what the count is worth is seen only where two take part."""
-    workers = set()
+    workers: set[int] = set()
     deadline = time.monotonic() + 60
     while len(workers) < 2:
         assert server.poll() is None and time.monotonic() < deadline, log.read_text()
