@@ -313,3 +313,5 @@ def test_memory_and_descriptors_stay_flat_over_100_000_requests(daemon: Daemon) 
         assert ask(daemon.address, uri="/big").status == 200
     assert daemon.resident_kb() - memory < 256
     assert daemon.descriptors() <= descriptors + 1
+    assert daemon.stop() == 0
+    assert "100500 requests" in daemon.lines("stopped")[0]
