@@ -24,7 +24,8 @@ check_rule(const tg_rule *rule)
         check(rule->limit >= 1 && rule->limit <= TG_LIMIT_MAX);
         check(rule->period_us >= TG_PERIOD_US_MIN && rule->period_us <= TG_PERIOD_US_MAX);
         check(bucket ? rule->burst >= 1 && rule->burst <= TG_LIMIT_MAX : rule->burst == rule->limit);
-        check(rule->resolution_us == 0 || (rule->algorithm == TG_SLIDING_LOG && rule->resolution_us <= rule->period_us));
+        check(rule->resolution_us <= rule->period_us);
+        check(rule->resolution_us == 0 || rule->algorithm == TG_SLIDING_LOG);
         check(!rule->aligned || rule->algorithm == TG_FIXED_WINDOW);
     }
     char text[TG_RULE_TEXT_MAX];

@@ -273,6 +273,25 @@ the_share_used_is_rounded_up_and_full_only_when_nothing_is_left(void **unused)
 /* ---- corners ---- */
 
 static void
+a_refund_on_a_fresh_state_changes_nothing(void **unused)
+{
+    (void)unused;
+    seed = 13;
+    for (unsigned round = 0; round < 20000; round++) {
+        const tg_rule rule = random_rule(value_algorithms[round % VALUE_ALGORITHMS]);
+        tg_state state = { .counter = { 0, 0, 0 } }, next;
+        const uint64_t now_us = random_size(NOW_MAX / 2);
+        assert_false(tg__refund(&rule, &state, now_us, random_size(TG_LIMIT_MAX), false, 0, &next));
+        const tg_verdict verdict = tg__decide(&rule, &state, now_us, random_size(rule.burst), &state);
+        if (verdict.reset_after_us == TG_WAIT_US_MAX)
+            continue;
+        const uint64_t fresh_us = now_us + verdict.reset_after_us;
+        assert_false(tg__refund(&rule, &state, fresh_us, 1, true, verdict.stamp_us, &next));
+        assert_memory_equal(&next, &state, sizeof state);
+    }
+}
+
+static void
 the_largest_limit_burst_cost_period_and_clock_do_not_overflow(void **unused)
 {
     (void)unused;
@@ -427,8 +446,10 @@ a_bucket_drains_to_the_same_level_in_one_step_and_in_many(void **unused)
             now_us += random_below(rule.period_us / rule.limit + 3);
             tg__refund(&rule, &steps, now_us, 0, false, 0, &steps); /* writes the drained level */
         }
-        tg__refund(&rule, &once, now_us, 0, false, 0, &once);
-        assert_memory_equal(&once, &steps, sizeof once);
+        tg_state next;
+        const tg_verdict in_steps = tg__decide(&rule, &steps, now_us, 1, &next);
+        const tg_verdict at_once = tg__decide(&rule, &once, now_us, 1, &next);
+        assert_same(&in_steps, &at_once);
     }
 }
 
@@ -665,6 +686,7 @@ main(void)
         cmocka_unit_test(a_charge_of_this_very_request_is_judged_as_if_it_were_not_there),
         cmocka_unit_test(a_blocking_state_says_until_when_and_a_hit_of_1_passes_then),
         cmocka_unit_test(the_share_used_is_rounded_up_and_full_only_when_nothing_is_left),
+        cmocka_unit_test(a_refund_on_a_fresh_state_changes_nothing),
         cmocka_unit_test(the_largest_limit_burst_cost_period_and_clock_do_not_overflow),
         cmocka_unit_test(a_count_at_its_types_maximum_refuses_and_goes_on_refusing),
         cmocka_unit_test(any_bits_as_state_give_an_answer_in_bounds),
