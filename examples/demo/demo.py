@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import http.client
 import importlib.metadata
 import itertools
@@ -36,6 +37,7 @@ CLIENTS = [f"127.0.0.{last}" for last in (11, 12, 13, 14, 15, 16)]
 REQUESTS_PER_FACE = 70  # of each client: three times that is well over the limit
 STRIDE = 7  # a client's three connections wait for each other after so many, or the fastest face would take it all
 READY_SECONDS = 30.0
+PR_SET_CHILD_SUBREAPER = 36
 SERVERS = ("tidegate", "fastapi", "flask", "nginx")
 
 
@@ -124,6 +126,7 @@ class Servers:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.port = 0
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def __enter__(self) -> Servers:
         try:
@@ -142,14 +145,18 @@ class Servers:
         for process in self.running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            # Each has a session of its own: its group is its workers and nobody else. They may outlive it for a moment.
-            with contextlib.suppress(ProcessLookupError):
-                while time.monotonic() < deadline:
-                    os.killpg(process.pid, 0)
-                    time.sleep(0.01)
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self._reap(process.pid, deadline)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @staticmethod
+    def _reap(group: int, deadline: float) -> None:
+        """Waits for a server's own group: it has a session, so its workers and nobody else. They come to us when orphaned."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                if os.waitpid(-group, os.WNOHANG)[0] == 0:
+                    if time.monotonic() > deadline:
+                        os.killpg(group, signal.SIGKILL)
+                    time.sleep(0.01)
 
     def _lay_out(self) -> None:
         # Others of the machine cannot enter; the group's users can pass through, each writing only what is its own.
@@ -221,6 +228,8 @@ class Servers:
             "flask", python, "-m", "gunicorn", "flask_app:app", "--workers", "2", "--worker-tmp-dir", run / "flask",
             "--bind", f"unix:{run}/flask/http.sock", "--no-control-socket",
         )
+        for name in ("fastapi", "flask"):
+            self._await(name, lambda name=name: self._connects(run / name / "http.sock"))
         for attempt in itertools.count(1):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))

@@ -30,7 +30,7 @@ def processes_of(users: list[int]) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if entry.stat().st_uid in users:
+            if entry.stat().st_uid in users and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 found.append(int(entry.name))
         except OSError:
             continue
