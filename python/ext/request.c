@@ -413,19 +413,6 @@ read_environ_headers(const tgpy_state *state, tgpy_request *request, PyObject *d
     return true;
 }
 
-/* "http://host/path" of a request to a proxy, as the origin-form it stands for. */
-static tg_text
-origin_form(tg_text uri)
-{
-    if (uri.length == 0 || uri.data[0] == '/')
-        return uri;
-    const char *slashes = memmem(uri.data, uri.length, "://", 3);
-    if (!slashes)
-        return (tg_text){ NULL, 0 };
-    const char *end = uri.data + uri.length, *path = memchr(slashes + 3, '/', (size_t)(end - slashes - 3));
-    return path ? (tg_text){ path, (size_t)(end - path) } : (tg_text){ "/", 1 };
-}
-
 bool
 tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user)
 {
@@ -444,7 +431,6 @@ tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *give
         found = lookup(state, request, dict, raw[i]);
         if (found && !read_native(request, found, "the raw URI of environ", &to->path))
             return false;
-        to->path = origin_form(to->path);
     }
     if (to->path.length == 0) {
         tg_text mount = { NULL, 0 }, rest = { NULL, 0 };
