@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,13 @@ from client import Connection, Request, ask, begin, record, stream
 from fcgi_daemon import RULES, Daemon, wait_for
 
 BIG = Request(uri="/big")
+
+
+@pytest.fixture(scope="module", params=["plain", "asan"])
+def program(request: pytest.FixtureRequest, make: Callable[..., None], build: Path) -> Path:
+    """Also under the address and undefined-behaviour sanitizers, whose finding ends the daemon."""
+    make("programs", request.param)
+    return (build if request.param == "plain" else build / request.param) / "bin" / "tidegate-fcgi"
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 8, 9, 16, 100])
