@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,9 +17,8 @@ import pytest
 
 from client import Connection, Request
 from fcgi_daemon import Daemon, wait_for
+from fcgi_nginx import EXAMPLE, NGINX, Nginx
 
-NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "nginx"
 RULES = """\
 store: memory://
 policies:
@@ -77,75 +74,6 @@ class Application(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-class Nginx:
-    def __init__(self, folder: Path, socket_path: str, backend: int, keep: Callable[[str], bool],
-                 changes: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        (folder / "www").mkdir(parents=True)
-        for name in ("index", "two", "closed", "keyed", "keyed400", "user"):
-            (folder / "www" / f"{name}.html").write_text(f"page {name}")
-        (folder / "www" / "empty").mkdir()
-        text = "".join(line for line in (EXAMPLE / "nginx.conf").read_text().splitlines(True) if keep(line))
-        for old, new in (
-            *(changes or {}).items(),
-            ("unix:/run/tidegate/tidegate.sock", socket_path),
-            ("/srv/www", f"{folder}/www"),
-            ("listen 80;", f"listen 127.0.0.1:{self.port};"),
-            ("http://127.0.0.1:8000", f"http://127.0.0.1:{backend}"),
-            ("/var/log/nginx/", f"{folder}/"),
-            ("/run/nginx.pid", f"{folder}/nginx.pid"),
-            ("worker_processes auto;", "worker_processes 2;"),
-            ("include mime.types;", "include /etc/nginx/mime.types;"),
-            ("include fastcgi_params;", "include /etc/nginx/fastcgi_params;"),
-        ):
-            assert text.count(old) >= 1, old
-            text = text.replace(old, new)
-        temporary = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in
-                            ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        text = text.replace("http {", f"http {{ {temporary}", 1)
-        if os.geteuid() == 0:
-            text = "user root;\n" + text  # its folder is private
-        self.conf = folder / "nginx.conf"
-        self.conf.write_text(text)
-        self.errors_path = folder / "error.log"
-        self.process = subprocess.Popen(
-            [NGINX, "-e", self.errors_path, "-c", self.conf, "-g", "daemon off;"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-
-        def listening() -> bool:
-            assert self.process.poll() is None, self.errors()
-            with socket.socket() as peer:
-                return peer.connect_ex(("127.0.0.1", self.port)) == 0
-
-        wait_for(listening, what="nginx")
-
-    def errors(self) -> str:
-        return self.errors_path.read_text() if self.errors_path.exists() else ""
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGQUIT)
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def ask(self, path: str, method: str = "GET", body: bytes | Iterator[bytes] | None = None,
-            **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, body, names, encode_chunked=True)
-        response = connection.getresponse()
-        data = response.read()
-        connection.close()
-        return response, data
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +206,25 @@ def test_an_unchecked_user_name_does_not_make_a_new_client(setting: Callable[...
     names = ["YTpi", "Yjpj", "Yzpk"]  # a:b, b:c, c:d
     statuses = [nginx.ask("/user.html", Authorization=f"Basic {name}")[0].status for name in names]
     assert statuses == [200, 429, 429]
+
+
+def test_a_folders_index_page_and_an_error_page_are_counted_once(
+    start: Callable[..., Daemon], folder: Path, backend: int
+) -> None:
+    daemon = start("store: memory://\npolicies:\n  - {name: all, rules: 5/hour}\n")
+    nginx = Nginx(folder / "nginx", daemon.address, backend, lambda _: True,
+                  {"index index.html;": "index index.html; error_page 404 /two.html;"
+                                        " error_page 403 = @tidegate_refused; error_page 401 = @tidegate_unidentified;"})
+    try:
+        told = [nginx.ask(path) for path in ("/", "/missing", "/index.html", "/", "/nothing/here")]
+        assert [(response.status, response.getheader("X-RateLimit-Remaining")) for response, _ in told] == [
+            (200, "4"), (404, "3"), (200, "2"), (200, "1"), (404, "0"),
+        ]
+        assert (told[0][1], told[1][1]) == (b"page index", b"page two")
+        assert nginx.ask("/")[0].status == 429
+    finally:
+        nginx.stop()
+    only_expected(nginx.errors(), "No such file")
 
 
 @pytest.mark.parametrize("fail_open, status", [(True, 200), (False, 500)])
