@@ -89,13 +89,14 @@ def backend() -> Iterator[int]:
 
 @pytest.fixture
 def setting(start: Callable[..., Daemon], folder: Path, backend: int) -> Iterator[Callable[..., tuple[Nginx, Daemon]]]:
-    """setting(fail_open=True): nginx with the example, and the daemon behind it."""
+    """setting(fail_open=True, patient=True): nginx with the example, and the daemon behind it."""
     running: list[Nginx] = []
     Application.seen.clear()
 
-    def run(fail_open: bool = True) -> tuple[Nginx, Daemon]:
+    def run(fail_open: bool = True, patient: bool = True) -> tuple[Nginx, Daemon]:
         daemon = start(RULES)
-        nginx = Nginx(folder / "nginx", daemon.address, backend, lambda line: fail_open or "# fail-open" not in line)
+        nginx = Nginx(folder / "nginx", daemon.address, backend, lambda line: fail_open or "# fail-open" not in line,
+                      patient=patient)
         running.append(nginx)
         return nginx, daemon
 
@@ -232,7 +233,7 @@ def test_a_folders_index_page_and_an_error_page_are_counted_once(
 def test_while_no_limiter_answers_requests_pass_or_fail_as_chosen(
     setting: Callable[..., tuple[Nginx, Daemon]], fail_open: bool, status: int, trouble: str
 ) -> None:
-    nginx, daemon = setting(fail_open)
+    nginx, daemon = setting(fail_open, patient=False)
     if trouble != "dead":
         assert nginx.ask("/index.html")[0].status == 200
     if trouble == "hung":
