@@ -120,6 +120,20 @@ prepare_crowd(tg_limiter *limiter, tg_clock *clock)
     }
 }
 
+/* All blocks are in use, none can be had: the next hit goes into the newest words. */
+static void
+prepare_no_block(tg_limiter *limiter, tg_clock *clock)
+{
+    char key[16];
+    for (int n = 0; n < 200; n++) {
+        tg_clock_advance_us(clock, 10);
+        for (int i = 0; i < 40; i++) {
+            snprintf(key, sizeof key, "k%d", i);
+            hit(limiter, key);
+        }
+    }
+}
+
 static const scene scenes[] = {
     { "the first hit of a key", "t?size=64KiB", "5/minute token_bucket", "a", prepare_nothing, HIT, 1, false, 5 },
     { "a later hit", "t?size=64KiB", "50/minute fixed_window", "a", prepare_some, HIT, 2, false, 5 },
@@ -135,6 +149,7 @@ static const scene scenes[] = {
     { "a log's refund", "t?size=64KiB", "100/minute sliding_log", "a", prepare_some, REFUND, 4, false, 13 },
     { "a refund of many hits", "t?size=128KiB", "1000/hour sliding_log", "a", prepare_many, REFUND, 120, true, 189 },
     { "a log is compacted", "t?size=64KiB", "8/hour sliding_log", "a", prepare_holes, HIT, 1, true, 40 },
+    { "a log without a block", "t?size=128KiB", "500/hour sliding_log", "k7", prepare_no_block, HIT, 1, false, 9 },
     { "a reset", "t?size=64KiB", "100/minute sliding_log", "a", prepare_block_border, RESET, 0, false, 4 },
     { "another entry is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer", prepare_crowd, HIT, 1, false, 8 },
 };
