@@ -1,7 +1,8 @@
-/* Load for a FastCGI daemon without a web server in between: requests like nginx's over kept connections, answered as fast
- * as they come. usage: fcgi_raw UNIX_PATH CONNECTIONS IN_FLIGHT SECONDS [PID]
+/* Load for a FastCGI daemon without a web server in between: requests like nginx's over kept connections, answered
+ * as fast as they come. usage: fcgi_raw UNIX_PATH CONNECTIONS IN_FLIGHT SECONDS [PID]
  *
- * Prints answers a second and, with the daemon's PID, its processor time per answer, which a busy client does not spoil. */
+ * Prints answers a second and, with the daemon's PID, its processor time per answer, which a busy client does not
+ * spoil. */
 #include "../fcgi/codec.h"
 
 #include <errno.h>

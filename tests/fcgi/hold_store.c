@@ -1,5 +1,5 @@
-/* Stands still inside a decision, with the segment's lock held: what a store that stalls looks like to a daemon. Built with
- * TG_TEST_HOOKS. usage: hold_store RULES STORE PEER */
+/* Stands still inside a decision, with the segment's lock held: what a store that stalls looks like to a daemon.
+ * Built with TG_TEST_HOOKS. usage: hold_store RULES STORE PEER */
 #include "stores/table/table.h"
 
 #include <signal.h>
@@ -27,7 +27,9 @@ main(int argument_count, char **arguments)
         fprintf(stderr, "%s\n", error.message);
         return 1;
     }
-    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of(arguments[3]) };
+    const tg_request request = {
+        .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of(arguments[3])
+    };
     tg__table_hook = stop_under_the_lock;
     const tg_status status = tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, &error);
     tg_gate_close(gate);

@@ -215,7 +215,7 @@ def test_a_folders_index_page_and_an_error_page_are_counted_once(
     daemon = start("store: memory://\npolicies:\n  - {name: all, rules: 5/hour}\n")
     nginx = Nginx(folder / "nginx", daemon.address, backend, lambda _: True,
                   {"index index.html;": "index index.html; error_page 404 /two.html;"
-                                        " error_page 403 = @tidegate_refused; error_page 401 = @tidegate_unidentified;"})
+                                        " error_page 403 = @tidegate_refused;"})
     try:
         told = [nginx.ask(path) for path in ("/", "/missing", "/index.html", "/", "/nothing/here")]
         assert [(response.status, response.getheader("X-RateLimit-Remaining")) for response, _ in told] == [
@@ -261,7 +261,9 @@ def test_while_no_limiter_answers_requests_pass_or_fail_as_chosen(
 
 
 @pytest.mark.fault("R191")
-def test_nginx_over_kept_connections_never_meets_a_502(start: Callable[..., Daemon], folder: Path, backend: int) -> None:
+def test_nginx_over_kept_connections_never_meets_a_502(
+    start: Callable[..., Daemon], folder: Path, backend: int
+) -> None:
     daemon = start(RULES)
     direct = f"""location /decision {{ include fastcgi_params; fastcgi_keep_conn on; fastcgi_pass kept; }} }}
         upstream kept {{ server {daemon.address}; keepalive 4; }}
@@ -304,7 +306,8 @@ def test_the_example_rules_are_right_and_the_example_is_accepted_by_nginx(
     program: Path, setting: Callable[..., tuple[Nginx, Daemon]]
 ) -> None:
     nginx, _ = setting()
-    done = subprocess.run([NGINX, "-t", "-q", "-e", nginx.errors_path, "-c", nginx.conf], capture_output=True, check=False)
+    command = [NGINX, "-t", "-q", "-e", nginx.errors_path, "-c", nginx.conf]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     checked = subprocess.run([program, "--config", EXAMPLE / "rules.yaml", "--check"], capture_output=True, text=True,
                              check=False)

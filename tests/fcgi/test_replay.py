@@ -1,7 +1,7 @@
 """A log replayed through nginx and tidegate-fcgi with the log's times: each decision is the reference's.
 
-The log is made up, with what real ones have: bursts, crawlers, several requests in one second, times that go back. Name a
-real one in the combined format with TIDEGATE_ACCESS_LOG to replay that too.
+The log is made up, with what real ones have: bursts, crawlers, several requests in one second, times that go back.
+Name a real one in the combined format with TIDEGATE_ACCESS_LOG to replay that too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def made_up_log() -> list[Entry]:
     while len(entries) < 2500:
         client, target = chance.choice(clients[: chance.choice([2, 5, 40])]), chance.choice(targets)
         for _ in range(chance.choice([1, 1, 2, 8, 30])):
-            entries.append((now_us + chance.choice([0, 0, 0, -3 * SECOND]), client, chance.choice(["GET"] * 9 + ["HEAD"]), target))
+            when_us = now_us + chance.choice([0, 0, 0, -3 * SECOND])
+            entries.append((when_us, client, chance.choice(["GET"] * 9 + ["HEAD"]), target))
             now_us += chance.choice([0, 0, SECOND, 7 * SECOND])
         now_us += chance.choice([0, SECOND, 20 * SECOND, 300 * SECOND])
     return entries
@@ -110,7 +111,7 @@ def test_a_log_replayed_through_nginx_gives_the_decisions_of_the_reference(
     entries = real_log(log) if log else made_up_log()
     daemon = start(RULES, "--manual-clock")
     nginx = Nginx(folder / "nginx", daemon.address, 9, lambda line: "# fail-open" not in line, {
-        'fastcgi_param CONTENT_LENGTH "";': 'fastcgi_param CONTENT_LENGTH ""; fastcgi_param TIDEGATE_NOW_US $http_x_now;',
+        'fastcgi_param REMOTE_USER "";': 'fastcgi_param REMOTE_USER ""; fastcgi_param TIDEGATE_NOW_US $http_x_now;',
         "auth_request /_tidegate;": "auth_request /_tidegate; keepalive_requests 1000000;",
     })
     table, refused, judged = Table(), 0, 0
