@@ -22,9 +22,19 @@ static const char usage_text[] =
     "A FastCGI responder and authorizer that limits requests by the rules of FILE.\n"
     "\n"
     "  --config FILE           the rules file (else TIDEGATE_CONFIG)\n"
-    "  --listen ADDRESS        unix:/path[,mode=0660][,owner=NAME][,group=NAME][,answers=auth]\n"
-    "                          tcp:127.0.0.1:PORT[,answers=auth], fd:NUMBER; repeatable. Without one: the sockets of\n"
-    "                          LISTEN_FDS, or descriptor 0 where it is a listening socket\n"
+    "  --listen ADDRESS        unix:/path, tcp:127.0.0.1:PORT or fd:NUMBER; repeatable. Without one: the sockets of\n"
+    "                          LISTEN_FDS, or descriptor 0 where it is a listening socket. Behind commas:\n"
+    "      mode=0660 owner=NAME group=NAME       of a unix socket's file\n"
+    "      modes=answer+auth+xaccel+authorizer+relay  what may be asked for; the first where nobody says\n"
+    "      answers=MODE                          what is meant where TIDEGATE_MODE does not say\n"
+    "      policies=A+B                          what TIDEGATE_POLICY may name; a single one is the default\n"
+    "      peer-uid=USER+USER                    unix: who may connect at all\n"
+    "      token=SECRET, token=@FILE             what TIDEGATE_TOKEN has to be; TCP without one: authorizers only\n"
+    "      keyed=yes|no                          TIDEGATE_KEY, _COST, _PEEK, _BATCH: yes on unix, no on TCP\n"
+    "      relay-to=unix:/path+tcp:IP:PORT       the application, and where else when it is away\n"
+    "      keep=N                                connections to it kept while idle (0)\n"
+    "      root=/folder                          pass SCRIPT_FILENAME on, below this folder\n"
+    "      php-values=yes|no                     pass PHP_VALUE and PHP_ADMIN_VALUE on (no)\n"
     "  --mode answer|auth      what a request without TIDEGATE_MODE gets where its listener does not say: answer (200\n"
     "                          or the refusal; the default), auth (204 or 403, for nginx's auth_request)\n"
     "  --store URI             the store (else TIDEGATE_STORE, the file's store, shared://default)\n"
@@ -118,7 +128,7 @@ read_options(options *set, int argument_count, char **arguments)
             add_listener(set, optarg);
             break;
         case MODE:
-            if (!fcgi_mode_parse(tg_text_of(optarg), &set->mode))
+            if (!fcgi_mode_parse(tg_text_of(optarg), false, &set->mode) || set->mode > FCGI_MODE_AUTH)
                 fail_usage("--mode %s: expected answer or auth", optarg);
             break;
         case STORE:
@@ -283,6 +293,11 @@ main(int argument_count, char **arguments)
     if (open_gate(&set, clock, &gate, &error) != TG_OK)
         goto failed;
     state.config = set.config ? set.config : getenv("TIDEGATE_CONFIG");
+    for (size_t i = 0; i < set.listener_count; i++)
+        if (fcgi_answer_check(gate, &set.listeners[i], &error) != TG_OK) {
+            fprintf(stderr, "tidegate-fcgi: --listen %s: policies=: %s\n", set.listeners[i].text, error.message);
+            goto done;
+        }
     if (set.check) {
         printf("tidegate-fcgi: %s: ok\n", state.config ? state.config : "");
         leave = 0;
@@ -295,6 +310,7 @@ main(int argument_count, char **arguments)
     state.answerer.mode = set.mode != FCGI_MODE_UNSET ? set.mode : FCGI_MODE_ANSWER;
     const fcgi_responder responder = {
         .answer = fcgi_answer_call,
+        .pass = fcgi_answer_pass,
         .reload = reload_rules,
         .round = log_notices,
         .context = &state,
@@ -329,6 +345,7 @@ done:
     fcgi_loop_close(loop);
     for (size_t i = 0; i < opened; i++)
         fcgi_listener_close(&set.listeners[i]);
+    fcgi_answerer_fini(&state.answerer);
     tg_gate_close(gate);
     tg_clock_close(clock);
     return leave;

@@ -98,7 +98,7 @@ struct fcgi_loop {
     bool cut_off;
     uint64_t drain_deadline_us;
     fcgi_loop_counts counts;
-    fcgi_log_gate broken_gate, timeout_gate, cap_gate, accept_gate;
+    fcgi_log_gate broken_gate, timeout_gate, cap_gate, accept_gate, peer_gate;
     uint8_t *in;
     uint8_t *out;
     size_t out_length;
@@ -297,11 +297,13 @@ static void
 answer_request(fcgi_loop *loop, connection *conn, const fcgi_event *event)
 {
     fcgi_request *request = event->request;
+    fcgi_order order = { 0 };
     const fcgi_call call = {
         .listener = conn->listener,
         .role = request->role,
         .too_large = event->kind == FCGI_EVENT_TOO_LARGE,
         .params = { .data = request->params, .length = request->params_length },
+        .order = &order,
     };
     uint8_t *record = loop->out + loop->out_length;
     const size_t length =
@@ -621,6 +623,12 @@ accept_one(fcgi_loop *loop, const fcgi_listener *listener)
             return !loop->draining;
         }
         return false; /* EAGAIN: nothing waits; EINVAL: shut down */
+    }
+    if (!fcgi_listener_admits(listener, fd)) {
+        fcgi_log_rarely(&loop->peer_gate, FCGI_WARN, "peer-refused", "%s: somebody whom peer-uid= does not name",
+                        listener->text);
+        close(fd);
+        return true;
     }
     connection *conn = calloc(1, sizeof *conn);
     if (!conn) {
