@@ -42,6 +42,8 @@ static const char usage_text[] =
     "  --connections N         most connections at once (1024)\n"
     "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
     "  --idle-timeout S        longest a connection stays open without a request (300)\n"
+    "  --relay-connect-timeout S  longest until an application accepts, then the next is tried (1)\n"
+    "  --relay-timeout S       longest that nothing moves on a relayed request (60)\n"
     "  --drain-timeout S       longest from SIGTERM to the end (5)\n"
     "  --manual-clock          for replays: a table whose time is each request's TIDEGATE_NOW_US\n"
     "  --check                 read the rules, say whether they are right, and leave\n"
@@ -99,7 +101,8 @@ add_listener(options *set, const char *text)
 static void
 read_options(options *set, int argument_count, char **arguments)
 {
-    enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, DRAIN_TIMEOUT,
+    enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
+           RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
            MANUAL_CLOCK, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
@@ -110,6 +113,8 @@ read_options(options *set, int argument_count, char **arguments)
         { "connections", required_argument, NULL, CONNECTIONS },
         { "request-timeout", required_argument, NULL, REQUEST_TIMEOUT },
         { "idle-timeout", required_argument, NULL, IDLE_TIMEOUT },
+        { "relay-timeout", required_argument, NULL, RELAY_TIMEOUT },
+        { "relay-connect-timeout", required_argument, NULL, RELAY_CONNECT_TIMEOUT },
         { "drain-timeout", required_argument, NULL, DRAIN_TIMEOUT },
         { "manual-clock", no_argument, NULL, MANUAL_CLOCK },
         { "check", no_argument, NULL, CHECK },
@@ -150,6 +155,12 @@ read_options(options *set, int argument_count, char **arguments)
             break;
         case IDLE_TIMEOUT:
             set->loop.idle_us = read_seconds("--idle-timeout", optarg);
+            break;
+        case RELAY_TIMEOUT:
+            set->loop.relay_us = read_seconds("--relay-timeout", optarg);
+            break;
+        case RELAY_CONNECT_TIMEOUT:
+            set->loop.relay_connect_us = read_seconds("--relay-connect-timeout", optarg);
             break;
         case DRAIN_TIMEOUT:
             set->loop.drain_us = read_seconds("--drain-timeout", optarg);
@@ -241,7 +252,11 @@ fit_descriptors(options *set)
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return;
-    const size_t wanted = set->loop.connections_max ? set->loop.connections_max : 1024;
+    const size_t connections = set->loop.connections_max ? set->loop.connections_max : 1024;
+    bool relays = false;
+    for (size_t i = 0; i < set->listener_count; i++)
+        relays = relays || set->listeners[i].rights.backend_count > 0;
+    const size_t wanted = relays ? 2 * connections : connections; /* each may have one behind it */
     if (limit.rlim_cur < wanted + SPARE_DESCRIPTORS && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max < wanted + SPARE_DESCRIPTORS ? limit.rlim_max : wanted + SPARE_DESCRIPTORS;
         setrlimit(RLIMIT_NOFILE, &limit);
@@ -250,9 +265,9 @@ fit_descriptors(options *set)
     const size_t possible = limit.rlim_cur > 2 * SPARE_DESCRIPTORS ? limit.rlim_cur - SPARE_DESCRIPTORS
                                                                    : SPARE_DESCRIPTORS;
     if (wanted > possible) {
-        fcgi_log(FCGI_WARN, "descriptors-few", "%zu connections at most: the system allows %llu descriptors", possible,
-                 (unsigned long long)limit.rlim_cur);
-        set->loop.connections_max = possible;
+        set->loop.connections_max = relays ? (possible + 1) / 2 : possible;
+        fcgi_log(FCGI_WARN, "descriptors-few", "%zu connections at most: the system allows %llu descriptors",
+                 set->loop.connections_max, (unsigned long long)limit.rlim_cur);
     }
 }
 

@@ -41,6 +41,8 @@ typedef struct fcgi_loop_options {
     size_t requests_max;      /* at once on one connection; 0: 64 */
     uint64_t request_us;      /* a request begun, or an answer not taken, for this long ends its connection; 0: 10 s */
     uint64_t idle_us;         /* a connection without a request for this long is closed; 0: 300 s */
+    uint64_t relay_connect_us; /* an application that does not accept for this long is passed over; 0: 1 s */
+    uint64_t relay_us;        /* a relayed request on which nothing moves for this long is ended; 0: 60 s */
     uint64_t drain_us;        /* SIGTERM: longest until the end; 0: 5 s */
 } fcgi_loop_options;
 
@@ -50,7 +52,7 @@ typedef struct fcgi_loop_counts {
 
 typedef struct fcgi_loop fcgi_loop;
 
-/* Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
+/* Loops exist once per thread. Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
  * open, borrowed, and closed when the loop stops accepting. */
 fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
                           size_t listener_count);
