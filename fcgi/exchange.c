@@ -58,15 +58,15 @@ fcgi_queue_fini(fcgi_queue *queue)
 static bool
 put_record(fcgi_queue *queue, fcgi_type type, const uint8_t *data, size_t length)
 {
+    size_t at = 0;
     do {
-        const size_t part = length < RECORD_BYTES_MAX ? length : RECORD_BYTES_MAX;
+        const size_t part = length - at < RECORD_BYTES_MAX ? length - at : RECORD_BYTES_MAX;
         uint8_t head[FCGI_HEADER_BYTES];
         fcgi_put_header(head, type, BACK_ID, part, 0);
-        if (!fcgi_queue_put(queue, head, sizeof head) || !fcgi_queue_put(queue, data, part))
+        if (!fcgi_queue_put(queue, head, sizeof head) || (part > 0 && !fcgi_queue_put(queue, data + at, part)))
             return false;
-        data += part;
-        length -= part;
-    } while (length > 0);
+        at += part;
+    } while (at < length);
     return true;
 }
 

@@ -21,6 +21,19 @@ from fcgi_daemon import RULES, Daemon, wait_for
 RELAYED = RULES + "  - name: rest\n    rules: 1000000/hour\n"
 
 
+@pytest.fixture(scope="module", params=["plain", "asan"])
+def program(request: pytest.FixtureRequest, make: Callable[..., None], build: Path) -> Path:
+    """Also under the address and undefined-behaviour sanitizers, whose finding ends the daemon."""
+    make("programs", request.param)
+    return (build if request.param == "plain" else build / request.param) / "bin" / "tidegate-fcgi"
+
+
+@pytest.fixture
+def allowance(program: Path) -> int:
+    """KiB that a daemon may grow by; a sanitizer keeps freed memory back."""
+    return 10_000_000 if "asan" in program.parts else 3000
+
+
 @pytest.fixture
 def application(folder: Path) -> Iterator[Application]:
     running = Application(f"unix:{folder}/app")
@@ -212,20 +225,22 @@ def test_many_requests_at_once_on_one_connection_each_get_their_own_answer(relay
 # ---- back pressure
 
 
-def test_a_slow_client_holds_the_application_and_not_the_memory(relay: Daemon) -> None:
+def test_a_slow_client_holds_the_application_and_not_the_memory(relay: Daemon, allowance: int) -> None:
     ask(relay.address, uri="/bytes/1000")
     before = relay.resident_kb()
     with Connection(relay.address, timeout=20) as connection:
         connection.send(Request(uri="/bytes/50000000").encode())
         time.sleep(0.5)
-        assert relay.resident_kb() - before < 3000
+        assert relay.resident_kb() - before < allowance
         cpu = relay.cpu_seconds()
         time.sleep(0.3)
         assert relay.cpu_seconds() - cpu < 0.05
         assert len(connection.answer().body) == 50_000_000
 
 
-def test_a_slow_application_holds_the_client_and_not_the_memory(relay: Daemon, application: Application) -> None:
+def test_a_slow_application_holds_the_client_and_not_the_memory(
+    relay: Daemon, application: Application, allowance: int
+) -> None:
     ask(relay.address, uri="/echo")
     before = relay.resident_kb()
     body = b"b" * 20_000_000
@@ -235,7 +250,7 @@ def test_a_slow_application_holds_the_client_and_not_the_memory(relay: Daemon, a
         writer.start()
         writer.join(0.5)
         assert writer.is_alive()
-        assert relay.resident_kb() - before < 3000
+        assert relay.resident_kb() - before < allowance
         cpu = relay.cpu_seconds()
         time.sleep(0.3)
         assert relay.cpu_seconds() - cpu < 0.05
@@ -467,7 +482,7 @@ def test_a_request_without_a_policy_is_passed_on_without_fields(
     assert answer["X-RateLimit-Limit"] is None
 
 
-def test_memory_stays_flat_over_many_relayed_requests(relay: Daemon) -> None:
+def test_memory_stays_flat_over_many_relayed_requests(relay: Daemon, allowance: int) -> None:
     def many(count: int) -> None:
         with Connection(relay.address) as connection:
             for number in range(count):
@@ -476,5 +491,5 @@ def test_memory_stays_flat_over_many_relayed_requests(relay: Daemon) -> None:
     many(300)
     before, descriptors = relay.resident_kb(), relay.descriptors()
     many(1500)
-    assert relay.resident_kb() - before < 300
+    assert relay.resident_kb() - before < allowance / 10
     assert relay.descriptors() <= descriptors + 1
