@@ -126,8 +126,8 @@ with_fields(const tgpy_state *state, PyObject *judgements, PyObject *message)
     if (!opens_answer(type))
         return PyErr_Occurred() ? NULL : Py_NewRef(message);
     tgpy_judgement *shown = shown_of(state, judgements);
-    if (!shown)
-        return NULL;
+    if (!shown) /* looking up the type may have run a key's own comparison, which emptied the list */
+        return PyErr_Occurred() ? NULL : Py_NewRef(message);
     Py_INCREF((PyObject *)shown); /* reading the headers may run code that empties the list */
     PyObject *headers = PyDict_GetItemWithError(message, state->names[NAME_headers]);
     PyObject *merged = headers || !PyErr_Occurred() ? merge(headers, shown) : NULL;
