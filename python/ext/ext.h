@@ -97,8 +97,12 @@ typedef struct tgpy_judgement {
     tgpy_decision *decision; /* never NULL */
     tg_outcome outcome;
     int status;
+    bool challenged, shadow_denied, needs_body, settles;
+    bool answered;     /* `answer` is what the rules file made of it; else the limiter's own is made when asked for */
+    tg_answer *answer; /* allocated, its storage only as long as it is used; NULL with `answered`: no fields, no body */
     char policy[TG_NAME_BYTES_MAX + 1];
     char missing[TG_NAME_BYTES_MAX + 1];
+    char shadow_policy[TG_NAME_BYTES_MAX + 1];
 } tgpy_judgement;
 
 static inline tgpy_state *
@@ -159,7 +163,8 @@ PyObject *tgpy_decision_unasked(tgpy_state *state, const tg_rule *rules, size_t 
 void tgpy_decision_restore(const tgpy_decision *self, tg_decision *decision);
 void tgpy_decision_drop_blocks(tgpy_state *state);
 
-PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement);
+/* `answer` may be NULL: the one that tg_answer_make gives. */
+PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer);
 /* An awaitable that is done: `await` gives `value` without a turn of the loop. Steals the reference; NULL stays NULL. */
 PyObject *tgpy_ready(tgpy_state *state, PyObject *value);
 

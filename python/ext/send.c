@@ -23,7 +23,8 @@ shown_of(const tgpy_state *state, PyObject *judgements)
         }
         tgpy_judgement *judgement = (tgpy_judgement *)item;
         const tgpy_decision *decision = judgement->decision;
-        const bool tells = judgement->outcome != TG_UNMATCHED && !decision->degraded;
+        const bool tells = judgement->outcome != TG_UNMATCHED && judgement->outcome != TG_EXEMPT &&
+                           !decision->degraded;
         if (!shown || (tells && !telling) ||
             (tells && (decision->remaining < shown->decision->remaining ||
                        (decision->remaining == shown->decision->remaining &&

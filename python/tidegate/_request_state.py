@@ -6,6 +6,7 @@ request charge an equal key once, and give back what they took when a later one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar
 
@@ -45,3 +46,9 @@ class BareState(RequestState):
 
     __slots__ = ()
     adds_fields = False
+
+
+def message_of(body: bytes) -> str:
+    """What a refusal's body says to people: `message`, in application/problem+json `detail`."""
+    said = json.loads(body)
+    return str(said.get("message", said.get("detail")))
