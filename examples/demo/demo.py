@@ -387,12 +387,15 @@ class Screen:
         self.say(f"{'█' * filled}{'·' * (width - filled)} {done} of {total} requests" if done < total else "")
 
     def table(self, titles: list[str], rows: list[list[str]], total: list[str]) -> None:
-        widths = [max(len(row[column]) for row in [titles, *rows, total]) for column in range(len(titles))]
+        def width_of(cell: str) -> int:
+            return len(re.sub(r"\033\[\d+m", "", cell))
+
+        widths = [max(width_of(row[column]) for row in [titles, *rows, total]) for column in range(len(titles))]
         numbers = [all(row[column].replace(" ", "").isdigit() for row in rows) for column in range(len(titles))]
 
         def line(cells: list[str]) -> str:
             aligned = [
-                cell.rjust(width) if number else cell.ljust(width)
+                " " * (width - width_of(cell)) + cell if number else cell + " " * (width - width_of(cell))
                 for cell, width, number in zip(cells, widths, numbers, strict=True)
             ]
             return "  " + "   ".join(aligned).rstrip()
