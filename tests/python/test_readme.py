@@ -114,3 +114,26 @@ def test_the_nginx_example_of_the_readme_limits_as_it_says(
     assert_limited_to_five(answers)
     assert answers[0][2] == "high water\n"
     assert "unexpected status" not in (tmp_path / "error.log").read_text()
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    pages = [ROOT / name for name in listed.splitlines()] or [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_every_page_that_the_documentation_names_in_passing_exists() -> None:
+    """Pages are named as `docs/x.md` far more often than linked."""
+    broken = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/**/README.md")]:
+        if "site-packages" in page.parts or ".venv" in page.parts:
+            continue
+        for target in re.findall(r"`((?:docs|csrc|tests|examples|fcgi|python|bench)/[\w./-]+\.\w+)`", page.read_text()):
+            if not (ROOT / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
