@@ -303,6 +303,7 @@ look_up(call *now)
             at->now_us = shift(now->now_us, at->offset_us);
         }
         at->kind = KIND_NONE;
+        at->state = (tg_state){ .bucket = { 0, 0, 0 } };
         if (at->rule->algorithm == TG_DENY)
             continue;
         at->area = tg__map_area(now->map, at->segment);

@@ -152,8 +152,8 @@ void tg__chain_free(const tg_area *area, tg_chain chain);
 static inline uint32_t
 tg__blocks_left(const tg_area *area)
 {
-    const uint32_t made = area->segment->blocks_made < area->block_count ? area->segment->blocks_made : area->block_count;
-    const uint32_t spare = area->segment->free_count;
+    const uint32_t written = area->segment->blocks_made, spare = area->segment->free_count;
+    const uint32_t made = written < area->block_count ? written : area->block_count;
     return area->block_count - made + (spare <= made ? spare : 0);
 }
 
