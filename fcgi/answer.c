@@ -436,7 +436,7 @@ static void
 put_decision_json(writer *out, const tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
-    if (judgement->outcome == TG_UNMATCHED) {
+    if (judgement->outcome == TG_UNMATCHED || judgement->outcome == TG_EXEMPT) {
         PUT(out, "{\"allowed\": true, \"policy\": null}");
         return;
     }
@@ -881,9 +881,9 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
     asked ask;
     read_params(answerer, listener, call->params, &ask);
 
-    fcgi_mode how = listener->mode != FCGI_MODE_UNSET      ? listener->mode
+    fcgi_mode how = listener->mode != FCGI_MODE_UNSET   ? listener->mode
                     : rights->first != FCGI_MODE_UNSET ? rights->first
-                                                           : answerer->mode;
+                                                       : answerer->mode;
     bool mode_known = !ask.has_mode || fcgi_mode_parse(ask.mode, false, &how);
     if (call->role == FCGI_AUTHORIZER) {
         how = FCGI_MODE_AUTHORIZER;
@@ -922,10 +922,14 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
         put_batch(&out, answerer, rights, ask.batch, head);
         return out.length;
     }
-    if (!misuse && (ask.question.policy.length || ask.question.key_count || ask.question.peek || rights->policy_count)) {
-        misuse = decide_by_name(answerer, rights, &ask.question, &ask.request, &error);
-    } else if (!misuse && tg_gate_judge(answerer->gate, &ask.request, ask.question.cost, NULL, 0, judgement, &error) !=
-                              TG_OK) {
+    tg_answer *answer = &answerer->answer;
+    const question *one = &ask.question;
+    if (!misuse && (one->policy.length || one->key_count || one->peek || rights->policy_count)) {
+        misuse = decide_by_name(answerer, rights, one, &ask.request, &error);
+        if (!misuse)
+            tg_answer_make(judgement, answer);
+    } else if (!misuse && tg_gate_judge(answerer->gate, &ask.request, ask.question.cost, NULL, 0, judgement, answer,
+                                        &error) != TG_OK) {
         fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(error.status),
                         error.message);
         put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
@@ -943,8 +947,6 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
         put_json_answer(&out, (tg_text){ .data = json, .length = body.length }, head);
         return out.length;
     }
-    tg_answer *answer = &answerer->answer;
-    tg_answer_make(judgement, answer);
     if (judgement->status == 0) {
         put_allowed(&out, how, judgement, answer, ask.next, head);
         call->order->relay = how == FCGI_MODE_RELAY;

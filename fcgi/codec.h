@@ -114,7 +114,7 @@ typedef enum fcgi_event_kind {
     FCGI_EVENT_READY,    /* request: its parameters are complete. Answer it, then fcgi_session_finish */
     FCGI_EVENT_TOO_LARGE,/* request: its parameters exceed the bound. Refuse it, then fcgi_session_finish */
     FCGI_EVENT_ABORTED,  /* request: the peer gave it up. End it, then fcgi_session_finish */
-    FCGI_EVENT_STREAM,   /* request, type, data, length: a piece of its STDIN or DATA; length 0: that stream has ended */
+    FCGI_EVENT_STREAM,   /* request, type, data, length: a piece of its STDIN or DATA; length 0: it has ended */
     FCGI_EVENT_REPLY,    /* reply: bytes of the protocol itself to be sent */
     FCGI_EVENT_BROKEN    /* why: the stream can no longer be understood; close the connection */
 } fcgi_event_kind;

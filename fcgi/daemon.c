@@ -241,6 +241,7 @@ open_gate(const options *set, tg_clock *clock, tg_gate **gate, tg_error *error)
         .store = tg_text_of(set->check ? "memory://" : set->store),
         .clock = clock,
         .timeout_us = set->store_timeout_us,
+        .faces = TG_FACE_KNOWN | TG_FACE_USER, /* it decides before a body, and does not look at answers */
     };
     return tg_gate_open(&gate_options, gate, error);
 }

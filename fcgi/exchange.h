@@ -26,7 +26,7 @@ fcgi_queue_bytes(const fcgi_queue *queue)
 void fcgi_queue_take(fcgi_queue *queue, size_t length); /* the first `length` bytes have left */
 void fcgi_queue_fini(fcgi_queue *queue);
 
-#define FCGI_PREFIX_BYTES_MAX 2304u
+#define FCGI_PREFIX_BYTES_MAX 4096u /* more than all fields of a tg_answer */
 #define FCGI_AGAIN_BYTES_MAX 65536u /* a request of more is not kept for a second try */
 
 typedef enum fcgi_exchange_state {

@@ -247,7 +247,7 @@ parse_backends(fcgi_rights *rights, char *list, trouble where)
         rights->backend_count++;
     }
     if (rights->backend_count == 0)
-        return fail(where, FCGI_LISTEN_USAGE, "relay-to= is empty; expected for example relay-to=unix:/run/php/php.sock");
+        return fail(where, FCGI_LISTEN_USAGE, "relay-to= is empty; expected for example relay-to=unix:/run/app.sock");
     return FCGI_LISTEN_OK;
 }
 
@@ -337,8 +337,8 @@ parse_option(fcgi_listener *listener, const char *name, char *value, trouble whe
     return fail(where, FCGI_LISTEN_USAGE, "option %s= is unknown; tidegate-fcgi --help lists them", name);
 }
 
-/* What was said, made whole: nobody is given more than his way of connecting can bear. Whether the socket is TCP is known
- * by now. */
+/* What was said, made whole: nobody is given more than his way of connecting can bear. Whether the socket is TCP is
+ * known by now. */
 static fcgi_listen_status
 settle_rights(fcgi_listener *listener, trouble where)
 {

@@ -713,7 +713,7 @@ expire(fcgi_loop *loop)
     if (loop->draining && loop->now_us >= loop->drain_deadline_us)
         for (phase which = 0; which < PHASES; which++)
             while (loop->phases[which].first) {
-                loop->cut_off = loop->cut_off || which == PHASE_WAITING || which == PHASE_SENDING || which == PHASE_RELAYING;
+                loop->cut_off = loop->cut_off || (which >= PHASE_WAITING && which <= PHASE_RELAYING);
                 close_connection(loop, loop->phases[which].first);
             }
     if (loop->accept_after_us != 0 && loop->now_us >= loop->accept_after_us && !loop->draining) {

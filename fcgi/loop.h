@@ -52,7 +52,7 @@ typedef struct fcgi_loop_counts {
 
 typedef struct fcgi_loop fcgi_loop;
 
-/* Loops exist once per thread. Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
+/* Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
  * open, borrowed, and closed when the loop stops accepting. */
 fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
                           size_t listener_count);

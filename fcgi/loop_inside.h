@@ -1,6 +1,7 @@
 /* The inside of the loop, shared by loop.c (connections) and relay.c (applications behind). Nobody else includes it.
  *
- * Memory of connections and relays is freed at the end of a round only: an event of this round may still point there. */
+ * Memory of connections and relays is freed at the end of a round only: an event of this round may still point
+ * there. */
 #ifndef TIDEGATE_FCGI_LOOP_INSIDE_H
 #define TIDEGATE_FCGI_LOOP_INSIDE_H
 

@@ -395,8 +395,8 @@ fcgi_relay_blocks(const connection *conn)
     return false;
 }
 
-/* A kept connection that was closed before a byte of the answer came: the request goes to another, if all of it is still
- * there and sending it twice does no harm. */
+/* A kept connection that was closed before a byte of the answer came: the request goes to another, if all of it is
+ * still there and sending it twice does no harm. */
 static bool
 try_again(fcgi_loop *loop, fcgi_relay *relay)
 {

@@ -1,8 +1,8 @@
-/* Applications behind the loop: connecting, failing over, deadlines, back pressure, kept connections. What the bytes mean
- * is exchange.h's. Must not enter: decisions, parameters' names.
+/* Applications behind the loop: connecting, failing over, deadlines, back pressure, kept connections. What the bytes
+ * mean is exchange.h's. Must not enter: decisions, parameters' names.
  *
- * A relay is one request on its way to one application. It belongs to its connection until it is finished, and ends with
- * it: a web server that hangs up has given its request up. */
+ * A relay is one request on its way to one application. It belongs to its connection until it is finished, and ends
+ * with it: a web server that hangs up has given its request up. */
 #ifndef TIDEGATE_FCGI_RELAY_H
 #define TIDEGATE_FCGI_RELAY_H
 
@@ -27,8 +27,8 @@ typedef struct fcgi_relays {
     fcgi_log_gate away_gate, broken_gate, slow_gate;
 } fcgi_relays;
 
-/* The request's parameters are in and it may pass: `prefix` goes before the application's fields. Either it is under way
- * afterwards, or its refusal is in loop->out and it is finished. */
+/* The request's parameters are in and it may pass: `prefix` goes before the application's fields. Either it is under
+ * way afterwards, or its refusal is in loop->out and it is finished. */
 void fcgi_relay_begin(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
                       tg_text prefix);
 void fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event);

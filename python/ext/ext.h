@@ -16,6 +16,7 @@
 
 #define TGPY_NAMES(X)                                                                                                  \
     X(cost) X(dims) X(route) X(user) X(prior)                                                                          \
+    X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
@@ -33,13 +34,24 @@ typedef enum tgpy_name {
 #define TGPY_FREE_BLOCK_BYTES 384 /* one rule and one identity of common length, or two rules */
 #define TGPY_FIELD_NAMES_MAX 16
 
+#define TGPY_PAIRS_MAX 4
+
+/* The field that last went out in this place of an answer. Most values are those of the request before. */
+typedef struct tgpy_pair {
+    const char *name; /* a constant of the core: compared by address */
+    PyObject *lower;  /* bytes */
+    PyObject *pair;   /* (lower, value) */
+} tgpy_pair;
+
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
+    PyTypeObject *answers_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
     PyObject *field_names[TGPY_FIELD_NAMES_MAX];
     size_t field_name_count;
+    tgpy_pair pairs[TGPY_PAIRS_MAX];
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
     bool logging;           /* a handler that asks a limiter does not log into itself */
@@ -89,6 +101,8 @@ typedef struct tgpy_gate {
     PyObject_HEAD
     tgpy_state *state;
     tg_gate *gate; /* NULL: switched off */
+    uint64_t looked; /* the generation that the two below speak of */
+    bool names_route, names_user;
 } tgpy_gate;
 
 typedef struct tgpy_judgement {
@@ -97,8 +111,12 @@ typedef struct tgpy_judgement {
     tgpy_decision *decision; /* never NULL */
     tg_outcome outcome;
     int status;
+    bool challenged, shadow_denied, needs_body, settles;
+    bool answered;     /* `answer` is what the rules file made of it; else the limiter's own is made when asked for */
+    tg_answer *answer; /* allocated, its storage only as long as it is used; NULL with `answered`: no fields, no body */
     char policy[TG_NAME_BYTES_MAX + 1];
     char missing[TG_NAME_BYTES_MAX + 1];
+    char shadow_policy[TG_NAME_BYTES_MAX + 1];
 } tgpy_judgement;
 
 static inline tgpy_state *
@@ -149,7 +167,7 @@ bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -159,7 +177,8 @@ PyObject *tgpy_decision_unasked(tgpy_state *state, const tg_rule *rules, size_t 
 void tgpy_decision_restore(const tgpy_decision *self, tg_decision *decision);
 void tgpy_decision_drop_blocks(tgpy_state *state);
 
-PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement);
+/* `answer` may be NULL: the one that tg_answer_make gives. */
+PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer);
 /* An awaitable that is done: `await` gives `value` without a turn of the loop. Steals the reference; NULL stays NULL. */
 PyObject *tgpy_ready(tgpy_state *state, PyObject *value);
 
@@ -200,10 +219,19 @@ PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
+/* One Limiter or Gate judges a scope. route may be NULL; prior is a list or tuple of Judgement. */
+PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
+                           uint64_t cost);
 
 /* ---- send.c ---- */
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
+PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send); /* asgi_send() of checked arguments */
+
+/* ---- asgi.c ---- */
+
+PyObject *tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

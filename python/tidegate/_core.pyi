@@ -12,7 +12,7 @@ _Dims: TypeAlias = Mapping[str, _Part | tuple[_Part, ...]]
 __version__: Final[str]
 
 class Error(Exception):
-    """Whatever tidegate raises but TypeError, ValueError and MemoryError for arguments. `code` is the C status, such as "TG_E_RULE"."""
+    """Whatever tidegate raises but TypeError, ValueError and MemoryError. `code` is the C status, such as "TG_E_RULE"."""
 
     code: str
 
@@ -159,7 +159,7 @@ class Judgement:
 
     def __bool__(self) -> bool: ...
     @property
-    def outcome(self) -> str: ...  # "unmatched" "allowed" "denied" "forbidden" "unidentified" "unavailable"
+    def outcome(self) -> str: ...  # "unmatched" "exempt" "allowed" "denied" "forbidden" "unidentified" "unavailable"
     @property
     def status(self) -> int: ...  # 0: let through
     @property
@@ -174,6 +174,14 @@ class Judgement:
     def fields_text(self) -> list[tuple[str, str]]: ...  # usual case, for WSGI
     @property
     def body(self) -> bytes: ...
+    @property
+    def challenged(self) -> bool: ...  # over a limit of `mode: challenge`: let through, for you to ask for a proof
+    @property
+    def shadow_policy(self) -> str: ...  # of `mode: shadow`, which would have refused; else empty
+    @property
+    def needs_body(self) -> bool: ...
+    @property
+    def settles(self) -> bool: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -193,6 +201,7 @@ class Gate:
     @property
     def enabled(self) -> bool: ...
     def reload(self) -> None: ...
+    def names(self, kind: str, /) -> bool: ...
     def judge_asgi(
         self,
         scope: Mapping[str, Any],
@@ -236,6 +245,15 @@ def judge_wsgi(
     prior: Sequence[Judgement] = (),
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
+@final
+class Answers:
+    def __new__(cls, app: Callable[[Any, Any, Any], Awaitable[None]]) -> Self: ...
+    @property
+    def app(self) -> Callable[[Any, Any, Any], Awaitable[None]]: ...
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]: ...
+
+def asgi_hit(limiter: Limiter, cost: int, by_route: bool, /) -> Callable[[Any], Decision | Judgement | None]: ...
+def asgi_enter(gate: Gate, tells_user: bool, /) -> Callable[[Any, Any], Callable[[Any], Awaitable[None]] | Judgement | None]: ...
 def asgi_send(judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], /) -> Callable[[Any], Awaitable[None]]: ...
 def shown(judgements: list[Judgement], /) -> Judgement: ...
 def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,8 +23,8 @@ from werkzeug.exceptions import HTTPException, default_exceptions
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
-from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import RequestState
+from tidegate._limits import UNROUTED, Limit, Needs, user_text
+from tidegate._request_state import RequestState, message_of, refused
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -47,7 +46,7 @@ class RateLimited(HTTPException):
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
-        super().__init__(str(json.loads(self.body)["message"]))
+        super().__init__(message_of(self.body))
         self.code = judgement.status
 
     def get_body(self, environ: Any = None, scope: Any = None) -> str:
@@ -74,7 +73,7 @@ def _state_of(actual: Request) -> RequestState:
     context open around several."""
     state: RequestState | None = actual.__dict__.get(_STATE)
     if state is None:
-        state = actual.__dict__[_STATE] = RequestState()
+        state = actual.__dict__[_STATE] = []
         after_this_request(functools.partial(_add_fields, state))
     return state
 
@@ -138,7 +137,7 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
 
 def _settle(judgement: Judgement, state: RequestState) -> None:
     if judgement.status:
-        state.refused(judgement)
+        refused(state, judgement)
         raise _refusal(judgement)
     state.append(judgement)
 
@@ -326,6 +325,7 @@ class Tidegate:
     ) -> None:
         self.enabled = True
         self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        self._needs: Needs | None = None
         self.limit: Limit | None = None
         if default is not None or limit is not None or window_seconds is not None:
             self.limit = Limit(
@@ -363,10 +363,11 @@ class Tidegate:
             return None
         state = _state_of(actual)
         if self.gate is not None:
-            judgement = self.gate.judge_wsgi(
-                actual.environ, route=_template(actual), user=_user_of(self._user), prior=state
-            )
-            _settle(judgement, state)
+            if self._needs is None or self._needs.generation != self.gate.generation:
+                self._needs = Needs(self.gate)
+            # Who is signed in may take a look into a database: only where a policy asks.
+            user = _user_of(self._user) if self._needs.user else None
+            _settle(self.gate.judge_wsgi(actual.environ, route=_template(actual), user=user, prior=state), state)
         if self.limit is not None:
             _settle(_judge(self.limit, self._user, actual, state), state)
         return None

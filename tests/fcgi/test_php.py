@@ -48,15 +48,15 @@ def stack(start: Callable[..., Daemon], folder: Path) -> Iterator[Callable[..., 
         pytest.skip("php-fpm is not installed")
     servers: list[Nginx | PhpFpm] = []
 
-    def run(fail_open: bool = True, stream: bool = False, more: str = "", *options: str) -> tuple[Nginx, Daemon, PhpFpm]:
+    def run(fail_open: bool = True, stream: bool = False, more: str = "") -> tuple[Nginx, Daemon, PhpFpm]:
         www = folder / "www"
         www.mkdir()
         for name in ("index", "two", "three"):
             (www / f"{name}.php").write_text(SCRIPT)
         php = PhpFpm(folder / "php")
         servers.append(php)
-        daemon = start(RULES, *options,
-                       listen=f"unix:{folder}/relay.sock,modes=relay,relay-to=unix:{php.socket},root={www}{more}")
+        rights = f"modes=relay,relay-to=unix:{php.socket},root={www}{more}"
+        daemon = start(RULES, listen=f"unix:{folder}/relay.sock,{rights}")
         nginx = Nginx(EXAMPLES / "php-fpm" / "nginx.conf", folder / "nginx", [
             ("server unix:/run/tidegate/php.sock", f"server unix:{folder}/relay.sock"),
             *([("server unix:/run/php/php-fpm.sock", f"server unix:{php.socket}")] if fail_open else []),

@@ -14,8 +14,22 @@ from pathlib import Path
 import pytest
 
 from application import Application
-from client import (AUTHORIZER, OVERLOADED, Answer, Closed, Connection, Request, ask, begin, record, stream, ABORT, DATA,
-                    PARAMS, STDIN)
+from client import (
+    ABORT,
+    AUTHORIZER,
+    DATA,
+    OVERLOADED,
+    PARAMS,
+    STDIN,
+    Answer,
+    Closed,
+    Connection,
+    Request,
+    ask,
+    begin,
+    record,
+    stream,
+)
 from fcgi_daemon import RULES, Daemon, wait_for
 
 RELAYED = RULES + "  - name: rest\n    rules: 1000000/hour\n"
@@ -264,7 +278,8 @@ def test_a_client_that_leaves_while_the_application_does_not_read_ends_it(
 ) -> None:
     application.reading.clear()
     connection = Connection(relay.address)
-    writer = threading.Thread(target=lambda: pytest.raises(OSError, connection.send, post("/echo", b"b" * 9_000_000).encode()))
+    upload = post("/echo", b"b" * 9_000_000).encode()
+    writer = threading.Thread(target=lambda: pytest.raises(OSError, connection.send, upload))
     writer.start()
     time.sleep(0.2)
     count = relay.descriptors()
