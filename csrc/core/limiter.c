@@ -156,12 +156,10 @@ add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, 
     return TG_OK;
 }
 
-/* One dimension given by value: kind "ip" is written as every face writes it, other parts stay as they are. */
-static tg_status
-join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+/* A dimension one of whose parts is of kind "ip": written as every face writes it. */
+static __attribute__((noinline)) tg_status
+join_address(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
 {
-    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
-        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
     tg_part parts[TG_PARTS_MAX];
     char address[TG_ADDRESS_TEXT_MAX]; /* one will do: a joint identity names a kind once */
     bool addressed = false;
@@ -180,8 +178,20 @@ join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identit
     return tg__identity_join(parts, dimension->part_count, identity, error);
 }
 
+/* One dimension given by value. Parts of other kinds than "ip" stay as they are. */
+static inline tg_status
+join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+{
+    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
+        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
+    for (size_t i = 0; i < dimension->part_count; i++)
+        if (tg__text_is(dimension->parts[i].kind, "ip"))
+            return join_address(limiter, dimension, identity, error);
+    return tg__identity_join(dimension->parts, dimension->part_count, identity, error);
+}
+
 /* A policy composes its own identities from values given by kind. */
-static tg_status
+static __attribute__((noinline)) tg_status
 compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_decision *decision,
            tg_error *error)
 {
@@ -273,7 +283,8 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
     tg_error error;
     if (store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error) ==
         TG_OK) {
-        tg__success_seen(store);
+        if (atomic_load_explicit(&store->failing, memory_order_relaxed))
+            tg__success_seen(store);
         tg__decision_report(decision);
         return;
     }
