@@ -83,6 +83,7 @@ def budgets(c: dict[str, Any], python: dict[str, Any], faces: dict[str, Any], fc
         Budget("C: a second rule, to one", c["two_rules"]["ratio"], at_most=1.5),
         Budget("C: a third rule, to two", c["three_rules"]["ratio"] / c["two_rules"]["ratio"], at_most=1.5),
         Budget("C: a denial, to an allowed hit", c["denied"]["ratio"], at_most=1.1),
+        Budget("C: memory of a logged hit", c["logged_hit_bytes"]["ns"], at_most=16, unit="bytes"),
         Budget("Python: a hit with its Decision, to an empty C method", ours["to_empty"], at_most=250 / 31, aim=round(180 / 31, 1)),
         Budget(f"Python: how many hits in the time of one of {fastest}", python[fastest]["to_tidegate"], at_least=35, aim=50),
         Budget("FastAPI: a dependency and header fields, to an empty async dependency", faces["dependency"]["ratio"],
@@ -123,7 +124,7 @@ def main() -> int:
     print(f"\nBudgets ({machine()}); medians, ratios within a round\n")
     table(["what", "measured", "budget", "aim", ""], [row.cells() for row in rows])
     print("\nA decision in C, one hot key\n")
-    table(["row", "ns"], [[row, f"{numbers['ns']:.1f}"] for row, numbers in c.items()])
+    table(["row", "ns"], [[row, f"{numbers['ns']:.1f}"] for row, numbers in c.items() if row != "logged_hit_bytes"])
     print("\nA decision from Python, in memory, one hot key\n")
     table(["row", "ns", "to tidegate"],
           [[row, f"{numbers['ns']:.0f}", f"{numbers['to_tidegate']:.2f}"] for row, numbers in sorted(python.items(), key=lambda item: item[1]["ns"])])

@@ -220,7 +220,8 @@ def test_a_websocket_handshake_is_refused_with_a_denial_response_where_offered(s
     assert (close["type"], close["code"]) == ("websocket.close", 1008)
 
 
-def test_where_the_server_offers_no_denial_response_the_client_sees_1008(setting: Setting) -> None:
+@pytest.mark.fault("R106")
+def test_upgrades_to_paths_without_a_websocket_are_counted_and_refused_with_1008(setting: Setting) -> None:
     app = FastAPI()
     app.add_middleware(TidegateMiddleware, **setting.arguments)
 

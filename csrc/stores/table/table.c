@@ -234,7 +234,7 @@ holds(const tg_entry *entry, const plan *at)
     return entry->key[0] == at->key[0] && entry->key[1] == at->key[1] && (entry->flags & TG_ENTRY_USED);
 }
 
-static uint32_t
+static inline uint32_t
 find(const plan *at)
 {
     const sets in = sets_of(at);
@@ -628,24 +628,23 @@ share_of(const tg_rule *rule, uint64_t remaining)
 }
 
 /* What a full table will need to know of the state, from the verdict where that tells it: dividing again would cost as much
- * as the decision. */
-static tg_pressure
-pressure_after_hit(const plan *at)
+ * as the decision. `next` is not looked at for a log. */
+static inline tg_pressure
+pressure_after_hit(const tg_rule *rule, const tg_verdict *verdict, const tg_state *next)
 {
-    const tg_rule *const rule = at->rule;
     tg_pressure found;
     switch (rule->algorithm) {
     case TG_FIXED_WINDOW:
-        found.fresh_at_us = at->next.fixed.start_us + rule->period_us;
+        found.fresh_at_us = next->fixed.start_us + rule->period_us;
         break;
     case TG_SLIDING_COUNTER:
-        found.fresh_at_us = (at->next.counter.index + 2) * rule->period_us;
+        found.fresh_at_us = (next->counter.index + 2) * rule->period_us;
         break;
     default:
-        found.fresh_at_us = at->verdict.stamp_us + at->verdict.reset_after_us;
+        found.fresh_at_us = verdict->stamp_us + verdict->reset_after_us;
         break;
     }
-    found.share = share_of(rule, at->verdict.remaining);
+    found.share = share_of(rule, verdict->remaining);
     found.blocked_until_us = 0;
     return found;
 }
@@ -707,7 +706,7 @@ write_target(const call *now, plan *at)
             at->loose[0].count = at->loose[1].count = 0;
             return;
         }
-        tg_pressure pressure = pressure_after_hit(at);
+        tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
         if (at->verdict.remaining == 0) {
             tg_log_cursor cursor;
             const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
@@ -716,7 +715,7 @@ write_target(const call *now, plan *at)
         store_entry(at, &pressure, &at->state); /* the log is the state's other name */
         return;
     }
-    tg_pressure pressure = pressure_after_hit(at);
+    tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
     if (at->verdict.remaining == 0)
         pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
     store_entry(at, &pressure, &at->next);
@@ -741,6 +740,56 @@ charges(const call *now, size_t i)
     const plan *const at = &now->plans[i];
     return at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW) && now->targets[i].cost > 0 &&
            !now->targets[i].charged;
+}
+
+static inline void
+report(const tg_verdict *verdict, bool charged, tg_result *result)
+{
+    result->allowed = verdict->allowed;
+    result->charged = charged;
+    result->remaining = verdict->remaining;
+    result->retry_after_us = verdict->retry_after_us;
+    result->reset_after_us = verdict->reset_after_us;
+    result->delay_us = verdict->delay_us;
+    result->stamp_us = verdict->stamp_us;
+}
+
+/* By far the most calls: one rule that keeps numbers, of a key that is known. Does what hit() would, at a third of its cost.
+ * False: nothing was done, hit() has to. */
+static bool
+hit_one(const call *now, tg_result *result)
+{
+    const tg_target *const target = now->targets;
+    const tg_rule *const rule = target->rule;
+    plan *const at = now->plans;
+    if (now->count != 1 || rule->algorithm == TG_SLIDING_LOG || rule->algorithm == TG_DENY || rule->aligned ||
+        target->charged || target->cost == 0)
+        return false;
+    at->area = tg__map_area(now->map, at->segment);
+    const uint32_t index = find(at);
+    if (index == NO_INDEX)
+        return false;
+    tg_entry *const shared = &at->area.entries[index];
+    tg_entry entry;
+    tg__entry_read(shared, &entry);
+    if (entry.algorithm != rule->algorithm)
+        return false;
+    tg_state next;
+    const tg_verdict verdict = tg__decide(rule, &entry.value, now->now_us, target->cost, &next);
+    if (verdict.allowed) {
+        tg__undo_save_entry(&at->area, index);
+        const tg_pressure pressure = pressure_after_hit(rule, &verdict, &next);
+        shared->fresh_at_us = pressure.fresh_at_us;
+        shared->blocked_until_us = verdict.remaining > 0 ? 0 : tg__pressure(rule, &next, now->now_us).blocked_until_us;
+        shared->share = pressure.share;
+        TG_STEP("half an entry written");
+        shared->value = next;
+        TG_STEP("entry written");
+        tg__undo_settle(&at->area);
+        TG_STEP("settled");
+    }
+    report(&verdict, verdict.allowed, result);
+    return true;
 }
 
 static void
@@ -777,14 +826,7 @@ hit(call *now, bool writing, tg_result *results, bool *overflowed)
         } else if (!takes && verdict->allowed && now->targets[i].cost > 0) {
             tell_untouched(at, &at->state, &at->log, verdict);
         }
-        tg_result *const result = &results[i];
-        result->allowed = verdict->allowed;
-        result->charged = charged;
-        result->remaining = verdict->remaining;
-        result->retry_after_us = verdict->retry_after_us;
-        result->reset_after_us = verdict->reset_after_us;
-        result->delay_us = verdict->delay_us;
-        result->stamp_us = verdict->stamp_us;
+        report(verdict, charged, &results[i]);
         *overflowed = *overflowed || at->bucket;
     }
 }
@@ -1016,13 +1058,15 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
         return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
     const tg_status status = begin(&now, table, targets, target_count, plans, error);
     if (status == TG_OK) {
-        look_up(&now);
-        if (op == TG_OP_HIT || op == TG_OP_PEEK)
-            hit(&now, op == TG_OP_HIT, results, &in_bucket);
-        else if (op == TG_OP_REFUND)
-            refund(&now);
-        else
-            reset(&now);
+        if (op != TG_OP_HIT || !hit_one(&now, results)) {
+            look_up(&now);
+            if (op == TG_OP_HIT || op == TG_OP_PEEK)
+                hit(&now, op == TG_OP_HIT, results, &in_bucket);
+            else if (op == TG_OP_REFUND)
+                refund(&now);
+            else
+                reset(&now);
+        }
         release(&now, now.segments);
         if (overflowed)
             *overflowed = in_bucket;
