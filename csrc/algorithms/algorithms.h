@@ -44,7 +44,16 @@ typedef struct tg_state {
  *
  * now_us  the store's clock; for an aligned rule the store's clock plus its UTC offset
  * next    receives the state to store; equal to *state when denied or when cost is 0 */
-tg_verdict tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+void tg__decide_into(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                     tg_verdict *verdict);
+/* The same as a value. On the hit path the copy of it would cost as much as a division. */
+static inline tg_verdict
+tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    tg_verdict verdict;
+    tg__decide_into(rule, state, now_us, cost, next, &verdict);
+    return verdict;
+}
 
 /* Gives units back. `own`: those that a hit with this stamp took, else oldest first. Returns whether *next differs. */
 bool tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,

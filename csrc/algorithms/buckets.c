@@ -39,8 +39,9 @@ store(tg_level bucket, tg_state *next)
     next->bucket.at_us = bucket.now_us;
 }
 
-tg_verdict
-tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+void
+tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                  tg_verdict *verdict)
 {
     const tg_level bucket = level_of(rule, state, now_us);
     const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;
@@ -50,7 +51,7 @@ tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, u
     *next = *state;
     if (allowed && cost > 0)
         store((tg_level){ wanted, bucket.now_us }, next);
-    return (tg_verdict){
+    *verdict = (tg_verdict){
         .allowed = allowed,
         .remaining = held >= capacity ? 0 : tg__floor_div(capacity - held, rule->period_us),
         .retry_after_us = allowed              ? 0

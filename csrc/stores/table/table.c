@@ -1,5 +1,5 @@
 /* The table as a store: one call decides over all its targets under the locks of their segments, writes all or none.
- * Order of a call: hash; locks, ascending; the clock; find and place; decide; write with undo; release.
+ * Order of a call: the clock; hash; locks, ascending; find and place; decide; write with undo; release.
  * Must not enter: arithmetic of an algorithm, how a log's words lie (log.c), how a file is found (open.c). */
 #include "table.h"
 
@@ -79,6 +79,7 @@ typedef struct plan {
     uint64_t identity_key[2];
     uint64_t key[2];
     const tg_rule *rule;
+    const tg_target *target;
     uint64_t now_us; /* on the rule's clock */
     int64_t offset_us;
     tg_area area;
@@ -88,6 +89,7 @@ typedef struct plan {
     kind kind;
     bool bucket;  /* an overflow bucket */
     bool squeeze; /* the log has to do with the blocks it has */
+    bool charges; /* set by decide(): an admitted call takes units here */
     union {
         tg_state state;
         tg_log log;
@@ -97,7 +99,7 @@ typedef struct plan {
         tg_log_change change;
     };
     tg_verdict verdict;
-    tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken */
+    tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken; only set where call.loosened */
     tg_rule coarse;    /* the rule of an overflow bucket's log */
 } plan;
 
@@ -110,6 +112,8 @@ typedef struct call {
     uint64_t self;
     uint64_t segments; /* one bit each */
     uint64_t now_us;
+    bool waited;   /* for a lock: the time that was read is no longer the time */
+    bool loosened; /* some plan's `loose` is set */
 } call;
 
 static inline bool
@@ -120,37 +124,44 @@ is_log(const plan *at)
 
 /* ---- keys ---- */
 
+static inline void
+hash_identity(const call *now, size_t i)
+{
+    const tg_identity *const identity = now->targets[i].identity;
+    plan *const at = &now->plans[i];
+    for (size_t j = i; j-- > 0;)
+        if (now->targets[j].identity == identity) {
+            at->identity_key[0] = now->plans[j].identity_key[0];
+            at->identity_key[1] = now->plans[j].identity_key[1];
+            return;
+        }
+    crypto_shorthash_siphashx24((unsigned char *)at->identity_key, identity->bytes, identity->length, now->map->hash_key);
+}
+
 /* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the rule. */
-static void
+static inline void
 make_keys(call *now)
 {
-    const tg_map *const map = now->map;
-    now->segments = 0;
+    const uint32_t segment_mask = now->map->segment_count - 1;
+    uint64_t segments = 0;
     for (size_t i = 0; i < now->count; i++) {
         const tg_target *const target = &now->targets[i];
+        const tg_rule *const rule = target->rule;
         plan *const at = &now->plans[i];
-        size_t known = i;
-        for (size_t j = i; j-- > 0 && known == i;)
-            if (now->targets[j].identity == target->identity)
-                known = j;
-        if (known < i) {
-            memcpy(at->identity_key, now->plans[known].identity_key, sizeof at->identity_key);
-        } else {
-            crypto_shorthash_siphashx24((unsigned char *)at->identity_key, target->identity->bytes,
-                                        target->identity->length, map->hash_key);
-        }
+        hash_identity(now, i);
         uint64_t scope[2];
-        memcpy(scope, target->rule->scope, sizeof scope);
+        memcpy(scope, rule->scope, sizeof scope);
         at->key[0] = at->identity_key[0] ^ scope[0];
         at->key[1] = at->identity_key[1] ^ scope[1];
-        at->segment = (uint32_t)(at->identity_key[0] >> 58) & (map->segment_count - 1);
-        at->rule = target->rule;
+        at->segment = (uint32_t)(at->identity_key[0] >> 58) & segment_mask;
+        at->rule = rule;
+        at->target = target;
         at->leader = (uint32_t)i;
         at->bucket = at->squeeze = false;
-        at->loose[0].count = at->loose[1].count = 0;
-        if (at->rule->algorithm != TG_DENY)
-            now->segments |= UINT64_C(1) << at->segment;
+        if (rule->algorithm != TG_DENY)
+            segments |= UINT64_C(1) << at->segment;
     }
+    now->segments = segments;
 }
 
 /* ---- locks ---- */
@@ -165,47 +176,67 @@ release(const call *now, uint64_t segments)
     }
 }
 
-/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
-static bool
-take(const call *now)
+/* A lock that is not free at once. False: nothing is held any more. */
+static __attribute__((noinline)) bool
+take_held(call *now, uint32_t index)
 {
-    uint64_t left = now->segments;
-    while (left) {
+    const tg_area area = tg__map_area(now->map, index);
+    now->waited = true;
+    const tg_lock_outcome outcome = tg__lock_take(area.segment, now->self, now->table->timeout_us);
+    if (outcome == TG_LOCK_TIMEOUT) {
+        release(now, now->segments & ((UINT64_C(1) << index) - 1));
+        atomic_fetch_add_explicit(&tg__map_header(now->map)->timeouts, 1, memory_order_relaxed);
+        return false;
+    }
+    if (outcome == TG_LOCK_INHERITED) {
+        TG_STEP("lock inherited");
+        tg__segment_recover(&area);
+    }
+    return true;
+}
+
+/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
+static inline bool
+take(call *now)
+{
+    for (uint64_t left = now->segments; left; left &= left - 1) {
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
-        const tg_area area = tg__map_area(now->map, index);
-        const tg_lock_outcome outcome = tg__lock_take(area.segment, now->self, now->table->timeout_us);
-        if (__builtin_expect(outcome != TG_LOCK_TAKEN, 0)) {
-            if (outcome == TG_LOCK_TIMEOUT) {
-                release(now, now->segments & ((UINT64_C(1) << index) - 1));
-                atomic_fetch_add_explicit(&tg__map_header(now->map)->timeouts, 1, memory_order_relaxed);
-                return false;
-            }
-            TG_STEP("lock inherited");
-            tg__segment_recover(&area);
-        }
-        left &= left - 1;
+        if (__builtin_expect(!tg__lock_try(tg__map_area(now->map, index).segment, now->self), 0) && !take_held(now, index))
+            return false;
     }
     TG_STEP("locks taken");
     return true;
 }
 
-/* Takes all locks of a call on the mapping in force, and the time. */
-static tg_status
+/* Takes all locks of a call on the mapping in force, and the time.
+ *
+ * The time is read before the hash because a reading waits for all that stands before it and holds up nothing that comes
+ * after: 14 ns of the hash are then gone. It lies within the call either way, and what another call wrote meanwhile under
+ * a later time counts as now (the clock that goes back). Behind a held lock it is read again. */
+static inline tg_status
 begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *plans, tg_error *error)
 {
-    *now = (call){ .table = table, .targets = targets, .plans = plans, .count = count, .self = tg__lock_self() };
+    now->table = table;
+    now->targets = targets;
+    now->plans = plans;
+    now->count = count;
+    now->waited = now->loosened = false;
+    now->now_us = now_of(table);
+    now->self = tg__lock_self();
     for (;;) {
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
         make_keys(now);
-        if (!take(now))
+        if (__builtin_expect(!take(now), 0))
             return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped or hidden and gave no way in time",
                              table->place.name);
         /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
         if (__builtin_expect(atomic_load_explicit(&table->map, memory_order_relaxed) == now->map, 1))
             break;
         release(now, now->segments);
+        now->waited = true;
     }
-    now->now_us = now_of(table);
+    if (__builtin_expect(now->waited, 0))
+        now->now_us = now_of(table);
     return TG_OK;
 }
 
@@ -305,14 +336,13 @@ find_place(const call *now, const plan *at)
 }
 
 /* Copies a found entry's state out; a state that cannot be one is a fresh one. */
-static void
+static inline void
 load(plan *at)
 {
     if (at->kind == KIND_FOUND) {
-        tg_entry entry;
-        tg__entry_read(&at->area.entries[at->index], &entry);
-        at->state = entry.value;
-        if (entry.algorithm == at->rule->algorithm) {
+        const tg_entry *const shared = &at->area.entries[at->index];
+        tg__state_copy(&shared->value, &at->state);
+        if (__builtin_expect(*(const volatile uint8_t *)&shared->algorithm == at->rule->algorithm, 1)) {
             if (is_log(at))
                 tg__log_check(&at->area, &at->log);
             return;
@@ -323,7 +353,7 @@ load(plan *at)
         at->log = (tg_log){ .first = TG_BLOCK_NONE, .last = TG_BLOCK_NONE };
 }
 
-static void
+static inline void
 look_up(call *now)
 {
     for (size_t i = 0; i < now->count; i++) {
@@ -498,19 +528,19 @@ reclaim(const call *now, const plan *at)
 
 /* ---- deciding ---- */
 
-static tg_verdict
-judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change)
+static void
+judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change, tg_verdict *verdict)
 {
     if (is_log(at)) {
         tg_log_cursor cursor;
         const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-        return tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
-    }
-    if (target->charged) {
+        *verdict = tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
+    } else if (target->charged) {
         *next = at->state;
-        return tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+        *verdict = tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+    } else {
+        tg__decide_into(at->rule, &at->state, at->now_us, cost, next, verdict);
     }
-    return tg__decide(at->rule, &at->state, at->now_us, cost, next);
 }
 
 /* remaining and reset of the state as it is, into `verdict`. */
@@ -561,16 +591,17 @@ has_block(const call *now, const plan *at)
     return tg__blocks_left(&at->area) >= wanted;
 }
 
-static void
-decide(const call *now, size_t i, bool writing)
+/* All that can come: new keys, full tables, logs, charges already paid. */
+static __attribute__((noinline)) void
+decide_any(call *now, size_t i, bool writing)
 {
     plan *const at = &now->plans[i];
-    const tg_target *const target = &now->targets[i];
+    const tg_target *const target = at->target;
     const uint64_t cost = target->cost;
     const bool takes = cost > 0 && !target->charged && at->rule->algorithm != TG_DENY;
-    if (__builtin_expect(at->leader != i, 0))
+    if (at->leader != i) {
         follow(now, i);
-    else if (__builtin_expect(takes && at->kind == KIND_MISSING, 0)) {
+    } else if (takes && at->kind == KIND_MISSING) {
         at->index = find_place(now, at);
         if (at->index == NO_INDEX)
             overflow(now, i, writing);
@@ -579,15 +610,17 @@ decide(const call *now, size_t i, bool writing)
     }
     bool compacted = false, reclaimed = false;
 again:
-    if (__builtin_expect(at->kind >= KIND_OPEN, 0)) {
+    if (at->kind >= KIND_OPEN) {
         at->verdict = (tg_verdict){ .allowed = at->kind == KIND_OPEN };
         if (at->kind == KIND_OPEN)
             at->verdict.remaining = capacity_of(at->rule);
         else
             at->verdict.retry_after_us = FULL_RETRY_US;
+        at->charges = false;
         return;
     }
-    at->verdict = judge(at, target, cost, &at->next, &at->change);
+    judge(at, target, cost, &at->next, &at->change, &at->verdict);
+    at->charges = takes && at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW);
     if (!is_log(at) || !writing || !takes || !at->verdict.allowed || at->leader != i)
         return;
     /* An admitted log hit needs its words to have room before anything is promised. */
@@ -614,6 +647,20 @@ again:
             goto again;
         }
     }
+}
+
+static inline void
+decide(call *now, size_t i, bool writing)
+{
+    plan *const at = &now->plans[i];
+    const tg_target *const target = at->target;
+    /* By far the most: a known key whose state is numbers. */
+    if (__builtin_expect(at->kind == KIND_FOUND && at->leader == i && !is_log(at) && !target->charged, 1)) {
+        tg__decide_into(at->rule, &at->state, at->now_us, target->cost, &at->next, &at->verdict);
+        at->charges = target->cost > 0;
+        return;
+    }
+    decide_any(now, i, writing);
 }
 
 /* ---- writing ---- */
@@ -649,29 +696,27 @@ pressure_after_hit(const tg_rule *rule, const tg_verdict *verdict, const tg_stat
     return found;
 }
 
-static void
+/* Field by field into shared memory: put together first and then copied, an entry costs twice, and the processor waits for
+ * the small stores before it can read them back in one piece. The undo record makes the order free. */
+static inline void
 store_entry(const plan *at, const tg_pressure *pressure, const tg_state *state)
 {
     tg_entry *const shared = &at->area.entries[at->index];
-    tg_entry entry = {
-        .key = { at->key[0], at->key[1] },
-        .fresh_at_us = pressure->fresh_at_us,
-        .blocked_until_us = pressure->blocked_until_us,
-        .share = pressure->share,
-        .algorithm = at->rule->algorithm,
-        .flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0)),
-        .value = *state,
-    };
+    uint64_t fresh_at_us = pressure->fresh_at_us, blocked_until_us = pressure->blocked_until_us;
     if (__builtin_expect(at->offset_us != 0, 0)) {
-        entry.fresh_at_us = shift(entry.fresh_at_us, -at->offset_us);
-        entry.blocked_until_us = entry.blocked_until_us ? shift(entry.blocked_until_us, -at->offset_us) : 0;
+        fresh_at_us = shift(fresh_at_us, -at->offset_us);
+        blocked_until_us = blocked_until_us ? shift(blocked_until_us, -at->offset_us) : 0;
     }
-#ifdef TG_TEST_HOOKS
-    /* Half an entry is what a death inside this store leaves. */
-    memcpy(shared, &entry, 44);
-    TG_STEP("half an entry written");
-#endif
-    *shared = entry;
+    shared->key[0] = at->key[0];
+    shared->key[1] = at->key[1];
+    shared->fresh_at_us = fresh_at_us;
+    shared->blocked_until_us = blocked_until_us;
+    shared->share = pressure->share;
+    shared->algorithm = at->rule->algorithm;
+    shared->flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0));
+    shared->zero = 0;
+    TG_STEP("half an entry written"); /* what a death inside this store leaves */
+    tg__state_copy(state, &shared->value);
     tg__in_order();
     TG_STEP("entry written");
 }
@@ -694,35 +739,46 @@ occupy(const call *now, plan *at)
     }
 }
 
-static void
-write_target(const call *now, plan *at)
+static __attribute__((noinline)) void
+write_log(plan *at)
 {
-    tg__undo_save_entry(&at->area, at->index);
-    if (at->kind == KIND_NEW)
-        occupy(now, at);
-    if (is_log(at)) {
-        /* Room was sure; only a damaged arena can say no, and then the hit is let through uncounted. */
-        if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0])) {
-            at->loose[0].count = at->loose[1].count = 0;
-            return;
-        }
-        tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
-        if (at->verdict.remaining == 0) {
-            tg_log_cursor cursor;
-            const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-            pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
-        }
-        store_entry(at, &pressure, &at->state); /* the log is the state's other name */
+    /* Room was sure; only a damaged arena can say no, and then the hit is let through uncounted. */
+    if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0])) {
+        at->loose[0].count = at->loose[1].count = 0;
         return;
     }
     tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
-    if (at->verdict.remaining == 0)
-        pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
-    store_entry(at, &pressure, &at->next);
-    at->state = at->next;
+    if (at->verdict.remaining == 0) {
+        tg_log_cursor cursor;
+        const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+        pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
+    }
+    store_entry(at, &pressure, &at->state); /* the log is the state's other name */
 }
 
-static void
+static inline void
+write_target(call *now, plan *at)
+{
+    tg__undo_save_entry(&at->area, at->index);
+    if (__builtin_expect(at->kind == KIND_NEW || is_log(at), 0)) {
+        now->loosened = true;
+        at->loose[0].count = at->loose[1].count = 0;
+        if (at->kind == KIND_NEW)
+            occupy(now, at);
+        if (is_log(at)) {
+            write_log(at);
+            return;
+        }
+    }
+    tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
+    if (__builtin_expect(at->verdict.remaining == 0, 0))
+        pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
+    store_entry(at, &pressure, &at->next);
+    if (now->count > 1)
+        at->state = at->next; /* what a second target of this state is told */
+}
+
+static inline void
 settle(const call *now)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
@@ -733,14 +789,6 @@ settle(const call *now)
 }
 
 /* ---- the operations ---- */
-
-static inline bool
-charges(const call *now, size_t i)
-{
-    const plan *const at = &now->plans[i];
-    return at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW) && now->targets[i].cost > 0 &&
-           !now->targets[i].charged;
-}
 
 static inline void
 report(const tg_verdict *verdict, bool charged, tg_result *result)
@@ -754,81 +802,50 @@ report(const tg_verdict *verdict, bool charged, tg_result *result)
     result->stamp_us = verdict->stamp_us;
 }
 
-/* By far the most calls: one rule that keeps numbers, of a key that is known. Does what hit() would, at a third of its cost.
- * False: nothing was done, hit() has to. */
-static bool
-hit_one(const call *now, tg_result *result)
+static __attribute__((noinline)) void
+free_loose(const call *now)
 {
-    const tg_target *const target = now->targets;
-    const tg_rule *const rule = target->rule;
-    plan *const at = now->plans;
-    if (now->count != 1 || rule->algorithm == TG_SLIDING_LOG || rule->algorithm == TG_DENY || rule->aligned ||
-        target->charged || target->cost == 0)
-        return false;
-    at->area = tg__map_area(now->map, at->segment);
-    const uint32_t index = find(at);
-    if (index == NO_INDEX)
-        return false;
-    tg_entry *const shared = &at->area.entries[index];
-    tg_entry entry;
-    tg__entry_read(shared, &entry);
-    if (entry.algorithm != rule->algorithm)
-        return false;
-    tg_state next;
-    const tg_verdict verdict = tg__decide(rule, &entry.value, now->now_us, target->cost, &next);
-    if (verdict.allowed) {
-        tg__undo_save_entry(&at->area, index);
-        const tg_pressure pressure = pressure_after_hit(rule, &verdict, &next);
-        shared->fresh_at_us = pressure.fresh_at_us;
-        shared->blocked_until_us = verdict.remaining > 0 ? 0 : tg__pressure(rule, &next, now->now_us).blocked_until_us;
-        shared->share = pressure.share;
-        TG_STEP("half an entry written");
-        shared->value = next;
-        TG_STEP("entry written");
-        tg__undo_settle(&at->area);
-        TG_STEP("settled");
+    for (size_t i = 0; i < now->count; i++) {
+        const plan *const at = &now->plans[i];
+        if (!at->charges || (at->kind != KIND_NEW && !is_log(at)))
+            continue; /* its `loose` was not set */
+        for (unsigned j = 0; j < 2; j++)
+            if (at->loose[j].count > 0)
+                tg__chain_free(&at->area, at->loose[j]);
     }
-    report(&verdict, verdict.allowed, result);
-    return true;
 }
 
-static void
+static inline void
 hit(call *now, bool writing, tg_result *results, bool *overflowed)
 {
-    bool allowed = true;
+    bool allowed = true, charges = false, bucket = false;
     for (size_t i = 0; i < now->count; i++) {
+        const plan *const at = &now->plans[i];
         decide(now, i, writing);
-        allowed = allowed && now->plans[i].verdict.allowed;
+        allowed &= at->verdict.allowed;
+        charges |= at->charges;
+        bucket |= at->bucket;
     }
     const bool takes = allowed && writing;
-    if (takes) {
-        bool written = false;
+    if (takes && charges) {
         for (size_t i = 0; i < now->count; i++)
-            if (charges(now, i)) {
+            if (now->plans[i].charges)
                 write_target(now, &now->plans[i]);
-                written = true;
-            }
-        if (written) {
-            settle(now);
-            for (size_t i = 0; i < now->count; i++)
-                for (unsigned j = 0; j < 2; j++)
-                    if (now->plans[i].loose[j].count > 0)
-                        tg__chain_free(&now->plans[i].area, now->plans[i].loose[j]);
-        }
+        settle(now);
+        if (__builtin_expect(now->loosened, 0))
+            free_loose(now);
     }
     for (size_t i = 0; i < now->count; i++) {
         plan *const at = &now->plans[i];
-        tg_verdict *const verdict = &at->verdict;
-        const bool charged = takes && charges(now, i);
         if (__builtin_expect(at->leader != i, 0)) {
             const plan *const leader = &now->plans[at->leader];
-            tell_untouched(at, &leader->state, &leader->log, verdict); /* which is after the leader's charge, if any */
-        } else if (!takes && verdict->allowed && now->targets[i].cost > 0) {
-            tell_untouched(at, &at->state, &at->log, verdict);
+            tell_untouched(at, &leader->state, &leader->log, &at->verdict); /* after the leader's charge, if any */
+        } else if (!takes && at->verdict.allowed && at->target->cost > 0) {
+            tell_untouched(at, &at->state, &at->log, &at->verdict);
         }
-        report(verdict, charged, &results[i]);
-        *overflowed = *overflowed || at->bucket;
+        report(&at->verdict, takes && at->charges, &results[i]);
     }
+    *overflowed = bucket;
 }
 
 /* A key that has no entry of its own was perhaps charged in its overflow bucket. */
@@ -1058,15 +1075,13 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
         return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
     const tg_status status = begin(&now, table, targets, target_count, plans, error);
     if (status == TG_OK) {
-        if (op != TG_OP_HIT || !hit_one(&now, results)) {
-            look_up(&now);
-            if (op == TG_OP_HIT || op == TG_OP_PEEK)
-                hit(&now, op == TG_OP_HIT, results, &in_bucket);
-            else if (op == TG_OP_REFUND)
-                refund(&now);
-            else
-                reset(&now);
-        }
+        look_up(&now);
+        if (op == TG_OP_HIT || op == TG_OP_PEEK)
+            hit(&now, op == TG_OP_HIT, results, &in_bucket);
+        else if (op == TG_OP_REFUND)
+            refund(&now);
+        else
+            reset(&now);
         release(&now, now.segments);
         if (overflowed)
             *overflowed = in_bucket;
