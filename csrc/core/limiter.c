@@ -133,25 +133,28 @@ begin_decision(tg_decision *decision)
 }
 
 /* Every rule of the limiter, for one identity of the decision. */
-static tg_status
+static inline tg_status
 add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
-    if (plan->count + limiter->rule_count > TG_TARGETS_MAX)
+    const size_t first = plan->count, rule_count = limiter->rule_count;
+    if (first + rule_count > TG_TARGETS_MAX)
         return tg__error(error, TG_E_ARG, "one decision judges at most %d pairs of rule and identity", TG_TARGETS_MAX);
-    for (size_t i = 0; i < limiter->rule_count; i++) {
-        tg_result *result = &decision->results[plan->count];
+    const tg_identity *const identity = &decision->identities[identity_index];
+    for (size_t i = 0; i < rule_count; i++) {
+        tg_result *const result = &decision->results[first + i];
         result->rule = limiter->rules[i];
         result->identity = (uint8_t)identity_index;
         result->limiter = (uint8_t)limiter_index;
         result->cost = cost;
-        plan->targets[plan->count++] = (tg_target){
+        plan->targets[first + i] = (tg_target){
             .rule = &limiter->rules[i],
-            .identity = &decision->identities[identity_index],
+            .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
         };
     }
+    plan->count = first + rule_count;
     decision->result_count = (uint8_t)plan->count;
     return TG_OK;
 }
@@ -220,7 +223,7 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
     return TG_OK;
 }
 
-static tg_status
+static inline tg_status
 compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
         tg_decision *decision, tg_error *error)
 {
@@ -231,17 +234,25 @@ compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimens
                          dimension_count);
     begin_decision(decision);
     plan->count = 0;
-    tg_status status = TG_OK;
     if (limiter->by_count > 0) {
-        status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        const tg_status status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        if (status != TG_OK)
+            return status;
     } else {
-        for (size_t i = 0; status == TG_OK && i < dimension_count; i++)
-            status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+        for (size_t i = 0; i < dimension_count; i++) {
+            const tg_status status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+            if (status != TG_OK)
+                return status;
+        }
         decision->identity_count = (uint8_t)dimension_count;
     }
-    for (size_t i = 0; status == TG_OK && i < decision->identity_count; i++)
-        status = add_targets(plan, limiter, 0, i, cost, decision, error);
-    return status;
+    const size_t identity_count = decision->identity_count;
+    for (size_t i = 0; i < identity_count; i++) {
+        const tg_status status = add_targets(plan, limiter, 0, i, cost, decision, error);
+        if (status != TG_OK)
+            return status;
+    }
+    return TG_OK;
 }
 
 /* ---- asking the store ---- */
@@ -275,20 +286,11 @@ decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *
     return true;
 }
 
-/* Never fails: what a silent store leaves open, on_store_failure answers. */
-static void
-decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+static __attribute__((noinline, cold)) void
+decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan,
+                     tg_decision *decision, const tg_error *error)
 {
-    tg_store *store = limiters[0]->store;
-    tg_error error;
-    if (store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error) ==
-        TG_OK) {
-        if (atomic_load_explicit(&store->failing, memory_order_relaxed))
-            tg__success_seen(store);
-        tg__decision_report(decision);
-        return;
-    }
-    tg__failure_seen(store, &error);
+    tg__failure_seen(limiters[0]->store, error);
     tg_store *local = NULL;
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
@@ -302,7 +304,23 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 
-static tg_status
+/* Never fails: what a silent store leaves open, on_store_failure answers. */
+static inline void
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+{
+    tg_store *const store = limiters[0]->store;
+    tg_error error;
+    if (__builtin_expect(store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow,
+                                           &error) != TG_OK, 0)) {
+        decide_without_store(limiters, limiter_count, op, plan, decision, &error);
+        return;
+    }
+    if (__builtin_expect(atomic_load_explicit(&store->failing, memory_order_relaxed), 0))
+        tg__success_seen(store);
+    tg__decision_report(decision);
+}
+
+static inline tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
