@@ -223,7 +223,7 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
     return TG_OK;
 }
 
-static inline tg_status
+static inline __attribute__((always_inline)) tg_status
 compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
         tg_decision *decision, tg_error *error)
 {
@@ -320,7 +320,7 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
     tg__decision_report(decision);
 }
 
-static inline tg_status
+static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
@@ -346,7 +346,7 @@ tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dime
 }
 
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
-static tg_status
+static __attribute__((noinline)) tg_status
 administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
            tg_error *error)
 {

@@ -17,6 +17,10 @@
 #define SAMPLE_ENTRIES 1024u
 #define NO_INDEX UINT32_MAX
 
+/* What a call with one target, the most by far, goes through: compiled for it alone (table_apply), so that no loop and no
+ * question about other targets is left in it. Such functions take the count as an argument of its own. */
+#define ON_HIT_PATH static inline __attribute__((always_inline))
+
 #ifdef TG_TEST_HOOKS
 void (*tg__table_hook)(const char *step);
 #endif
@@ -124,7 +128,7 @@ is_log(const plan *at)
 
 /* ---- keys ---- */
 
-static inline void
+ON_HIT_PATH void
 hash_identity(const call *now, size_t i)
 {
     const tg_identity *const identity = now->targets[i].identity;
@@ -139,12 +143,12 @@ hash_identity(const call *now, size_t i)
 }
 
 /* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the rule. */
-static inline void
-make_keys(call *now)
+ON_HIT_PATH void
+make_keys(call *now, size_t count)
 {
     const uint32_t segment_mask = now->map->segment_count - 1;
     uint64_t segments = 0;
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const tg_target *const target = &now->targets[i];
         const tg_rule *const rule = target->rule;
         plan *const at = &now->plans[i];
@@ -166,7 +170,7 @@ make_keys(call *now)
 
 /* ---- locks ---- */
 
-static void
+static inline void
 release(const call *now, uint64_t segments)
 {
     while (segments) {
@@ -196,7 +200,7 @@ take_held(call *now, uint32_t index)
 }
 
 /* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
-static inline bool
+ON_HIT_PATH bool
 take(call *now)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
@@ -213,7 +217,7 @@ take(call *now)
  * The time is read before the hash because a reading waits for all that stands before it and holds up nothing that comes
  * after: 14 ns of the hash are then gone. It lies within the call either way, and what another call wrote meanwhile under
  * a later time counts as now (the clock that goes back). Behind a held lock it is read again. */
-static inline tg_status
+ON_HIT_PATH tg_status
 begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *plans, tg_error *error)
 {
     now->table = table;
@@ -225,7 +229,7 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
     now->self = tg__lock_self();
     for (;;) {
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
-        make_keys(now);
+        make_keys(now, count);
         if (__builtin_expect(!take(now), 0))
             return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped or hidden and gave no way in time",
                              table->place.name);
@@ -265,18 +269,23 @@ holds(const tg_entry *entry, const plan *at)
     return entry->key[0] == at->key[0] && entry->key[1] == at->key[1] && (entry->flags & TG_ENTRY_USED);
 }
 
-static inline uint32_t
+static __attribute__((noinline)) uint32_t
+find_in_sets(const plan *at)
+{
+    const sets in = sets_of(at);
+    for (unsigned s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
+            if (holds(&at->area.entries[in.first[s] + i], at))
+                return in.first[s] + i;
+    return NO_INDEX;
+}
+
+ON_HIT_PATH uint32_t
 find(const plan *at)
 {
     const sets in = sets_of(at);
-    const tg_entry *const entries = at->area.entries;
-    if (__builtin_expect(holds(&entries[in.first[0] + in.home], at), 1))
-        return in.first[0] + in.home;
-    for (unsigned s = 0; s < 2; s++)
-        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
-            if (holds(&entries[in.first[s] + i], at))
-                return in.first[s] + i;
-    return NO_INDEX;
+    const uint32_t index = in.first[0] + in.home;
+    return __builtin_expect(holds(&at->area.entries[index], at), 1) ? index : find_in_sets(at);
 }
 
 /* Whether a slot is another target's of this call. */
@@ -336,7 +345,7 @@ find_place(const call *now, const plan *at)
 }
 
 /* Copies a found entry's state out; a state that cannot be one is a fresh one. */
-static inline void
+ON_HIT_PATH void
 load(plan *at)
 {
     if (at->kind == KIND_FOUND) {
@@ -353,19 +362,19 @@ load(plan *at)
         at->log = (tg_log){ .first = TG_BLOCK_NONE, .last = TG_BLOCK_NONE };
 }
 
-static inline void
-look_up(call *now)
+ON_HIT_PATH void
+look_up(call *now, size_t count)
 {
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         plan *const at = &now->plans[i];
         at->now_us = now->now_us;
         at->offset_us = 0;
-        if (at->rule->aligned) {
+        if (__builtin_expect(at->rule->aligned, 0)) {
             at->offset_us = offset_of(now->map);
             at->now_us = shift(now->now_us, at->offset_us);
         }
         at->kind = KIND_NONE;
-        if (at->rule->algorithm == TG_DENY)
+        if (__builtin_expect(at->rule->algorithm == TG_DENY, 0))
             continue;
         at->area = tg__map_area(now->map, at->segment);
         for (size_t j = 0; j < i; j++)
@@ -373,7 +382,7 @@ look_up(call *now)
                 at->leader = (uint32_t)j;
                 break;
             }
-        if (at->leader != i)
+        if (i > 0 && at->leader != i)
             continue; /* follow() */
         at->index = find(at);
         at->kind = at->index == NO_INDEX ? KIND_MISSING : KIND_FOUND;
@@ -649,13 +658,13 @@ again:
     }
 }
 
-static inline void
+ON_HIT_PATH void
 decide(call *now, size_t i, bool writing)
 {
     plan *const at = &now->plans[i];
     const tg_target *const target = at->target;
     /* By far the most: a known key whose state is numbers. */
-    if (__builtin_expect(at->kind == KIND_FOUND && at->leader == i && !is_log(at) && !target->charged, 1)) {
+    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged, 1)) {
         tg__decide_into(at->rule, &at->state, at->now_us, target->cost, &at->next, &at->verdict);
         at->charges = target->cost > 0;
         return;
@@ -698,7 +707,7 @@ pressure_after_hit(const tg_rule *rule, const tg_verdict *verdict, const tg_stat
 
 /* Field by field into shared memory: put together first and then copied, an entry costs twice, and the processor waits for
  * the small stores before it can read them back in one piece. The undo record makes the order free. */
-static inline void
+ON_HIT_PATH void
 store_entry(const plan *at, const tg_pressure *pressure, const tg_state *state)
 {
     tg_entry *const shared = &at->area.entries[at->index];
@@ -756,8 +765,8 @@ write_log(plan *at)
     store_entry(at, &pressure, &at->state); /* the log is the state's other name */
 }
 
-static inline void
-write_target(call *now, plan *at)
+ON_HIT_PATH void
+write_target(call *now, size_t count, plan *at)
 {
     tg__undo_save_entry(&at->area, at->index);
     if (__builtin_expect(at->kind == KIND_NEW || is_log(at), 0)) {
@@ -774,11 +783,11 @@ write_target(call *now, plan *at)
     if (__builtin_expect(at->verdict.remaining == 0, 0))
         pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
     store_entry(at, &pressure, &at->next);
-    if (now->count > 1)
+    if (count > 1)
         at->state = at->next; /* what a second target of this state is told */
 }
 
-static inline void
+ON_HIT_PATH void
 settle(const call *now)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
@@ -790,7 +799,7 @@ settle(const call *now)
 
 /* ---- the operations ---- */
 
-static inline void
+ON_HIT_PATH void
 report(const tg_verdict *verdict, bool charged, tg_result *result)
 {
     result->allowed = verdict->allowed;
@@ -815,11 +824,11 @@ free_loose(const call *now)
     }
 }
 
-static inline void
-hit(call *now, bool writing, tg_result *results, bool *overflowed)
+ON_HIT_PATH void
+hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
 {
     bool allowed = true, charges = false, bucket = false;
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const plan *const at = &now->plans[i];
         decide(now, i, writing);
         allowed &= at->verdict.allowed;
@@ -828,16 +837,16 @@ hit(call *now, bool writing, tg_result *results, bool *overflowed)
     }
     const bool takes = allowed && writing;
     if (takes && charges) {
-        for (size_t i = 0; i < now->count; i++)
+        for (size_t i = 0; i < count; i++)
             if (now->plans[i].charges)
-                write_target(now, &now->plans[i]);
+                write_target(now, count, &now->plans[i]);
         settle(now);
         if (__builtin_expect(now->loosened, 0))
             free_loose(now);
     }
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         plan *const at = &now->plans[i];
-        if (__builtin_expect(at->leader != i, 0)) {
+        if (__builtin_expect(i > 0 && at->leader != i, 0)) {
             const plan *const leader = &now->plans[at->leader];
             tell_untouched(at, &leader->state, &leader->log, &at->verdict); /* after the leader's charge, if any */
         } else if (!takes && at->verdict.allowed && at->target->cost > 0) {
@@ -1063,21 +1072,18 @@ check(tg_table *table, uint64_t real_us)
 
 /* ---- the store ---- */
 
-static tg_status
-table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflowed,
-            tg_error *error)
+ON_HIT_PATH tg_status
+apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, plan *plans, tg_result *results,
+      bool *overflowed, tg_error *error)
 {
     tg_table *const table = table_of(store);
-    plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
     call now;
     bool in_bucket = false;
-    if (target_count == 0 || target_count > TG_TARGETS_MAX)
-        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
     const tg_status status = begin(&now, table, targets, target_count, plans, error);
-    if (status == TG_OK) {
-        look_up(&now);
+    if (__builtin_expect(status == TG_OK, 1)) {
+        look_up(&now, target_count);
         if (op == TG_OP_HIT || op == TG_OP_PEEK)
-            hit(&now, op == TG_OP_HIT, results, &in_bucket);
+            hit(&now, target_count, op == TG_OP_HIT, results, &in_bucket);
         else if (op == TG_OP_REFUND)
             refund(&now);
         else
@@ -1090,6 +1096,26 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
     if (__builtin_expect(real_us >= atomic_load_explicit(&table->check_at_us, memory_order_relaxed), 0))
         check(table, real_us);
     return status;
+}
+
+static __attribute__((noinline)) tg_status
+apply_any(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflowed,
+          tg_error *error)
+{
+    plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
+    if (target_count == 0 || target_count > TG_TARGETS_MAX)
+        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
+    return apply(store, op, targets, target_count, plans, results, overflowed, error);
+}
+
+static tg_status
+table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflowed,
+            tg_error *error)
+{
+    plan only;
+    if (target_count == 1 && op == TG_OP_HIT)
+        return apply(store, TG_OP_HIT, targets, 1, &only, results, overflowed, error);
+    return apply_any(store, op, targets, target_count, results, overflowed, error);
 }
 
 static bool
