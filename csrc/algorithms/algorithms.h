@@ -40,6 +40,17 @@ typedef struct tg_state {
     };
 } tg_state;
 
+/* A state from place to place, also in and out of shared memory: each word is read once, and none in one piece with its
+ * neighbour, which the processor can only do once the smaller writings before it are through. */
+static inline void
+tg__state_copy(const tg_state *from, tg_state *to)
+{
+    const volatile uint64_t *const source = &from->bucket.level_low;
+    volatile uint64_t *const target = &to->bucket.level_low;
+    for (size_t i = 0; i < sizeof *from / sizeof *source; i++)
+        target[i] = source[i];
+}
+
 /* Fixed window, sliding counter, token and leaky bucket, and deny (which has no state).
  *
  * now_us  the store's clock; for an aligned rule the store's clock plus its UTC offset

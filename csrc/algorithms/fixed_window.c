@@ -59,7 +59,7 @@ tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, ui
     tg_window window = window_of(rule, state, now_us);
     const uint64_t room = tg__subtract_to_zero(rule->limit, window.count);
     const bool allowed = cost <= room;
-    *next = *state;
+    tg__state_copy(state, next);
     if (allowed && cost > 0) {
         if (!window.running) { /* only an admitted hit starts a window: knocking or looking moves nothing */
             window.start_us = rule->aligned ? tg__aligned_start_us(rule->period_us, window.now_us) : window.now_us;

@@ -74,7 +74,7 @@ tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, 
     tg_window window = window_of(rule, state, now_us);
     const uint64_t left = remaining(rule, &window);
     const bool allowed = cost <= left; /* the weight is rounded up, but cost is whole: the same as in exact parts */
-    *next = *state;
+    tg__state_copy(state, next);
     if (allowed && cost > 0) {
         window.current += cost;
         next->counter.index = window.index;

@@ -273,6 +273,9 @@ static __attribute__((noinline)) uint32_t
 find_in_sets(const plan *at)
 {
     const sets in = sets_of(at);
+    /* Where another rule of the same identities lives in the first set, all of this one's are here. */
+    if (holds(&at->area.entries[in.first[1] + in.home], at))
+        return in.first[1] + in.home;
     for (unsigned s = 0; s < 2; s++)
         for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
             if (holds(&at->area.entries[in.first[s] + i], at))

@@ -68,17 +68,6 @@ tg__entry_read(const tg_entry *shared, tg_entry *copy)
     __asm__ volatile("" : "+m"(*copy));
 }
 
-/* A state in or out of shared memory, word by word: each is read once, and none is read as part of a wider piece than it was
- * written in, for which the processor would have to wait until the writing is through. */
-static inline void
-tg__state_copy(const tg_state *from, tg_state *to)
-{
-    const volatile uint64_t *const source = &from->bucket.level_low;
-    volatile uint64_t *const target = &to->bucket.level_low;
-    for (size_t i = 0; i < sizeof *from / sizeof *source; i++)
-        target[i] = source[i];
-}
-
 /* Keeps stores in the order written. The reader of a dead holder's segment learns of the death through the kernel, which
  * orders everything the dead one stored; so only the compiler has to be held. */
 static inline void
