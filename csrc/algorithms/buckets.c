@@ -39,7 +39,7 @@ store(tg_level bucket, tg_state *next)
     next->bucket.at_us = bucket.now_us;
 }
 
-/* The decision where every product fits 64 bits, which is all but extreme rules: the line below in half the instructions.
+/* The decision where every product fits 64 bits, which is all but extreme rules: as below, in half the instructions.
  * false: it does not fit. */
 static inline bool
 decide_narrow(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
@@ -83,7 +83,8 @@ decide_narrow(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint6
 }
 
 static __attribute__((noinline)) void
-decide_wide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next, tg_verdict *verdict)
+decide_wide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+            tg_verdict *verdict)
 {
     const tg_level bucket = level_of(rule, state, now_us);
     const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;

@@ -186,7 +186,8 @@ static inline tg_status
 join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
 {
     if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
-        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
+        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX,
+                         dimension->part_count);
     for (size_t i = 0; i < dimension->part_count; i++)
         if (tg__text_is(dimension->parts[i].kind, "ip"))
             return join_address(limiter, dimension, identity, error);
@@ -224,8 +225,8 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
 }
 
 static inline __attribute__((always_inline)) tg_status
-compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
-        tg_decision *decision, tg_error *error)
+compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+        struct plan *plan, tg_decision *decision, tg_error *error)
 {
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
@@ -310,8 +311,9 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
 {
     tg_store *const store = limiters[0]->store;
     tg_error error;
-    if (__builtin_expect(store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow,
-                                           &error) != TG_OK, 0)) {
+    const tg_status status =
+        store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error);
+    if (__builtin_expect(status != TG_OK, 0)) {
         decide_without_store(limiters, limiter_count, op, plan, decision, &error);
         return;
     }

@@ -71,8 +71,8 @@ tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity
     for (size_t i = 0; i < part_count; i++) {
         const tg_text kind = parts[i].kind, value = parts[i].value;
         const size_t room = (size_t)(identity->bytes + TG_IDENTITY_BYTES_MAX - at);
-        if (kind.length > TG_NAME_BYTES_MAX || value.length > VALUE_BYTES_MAX || room < 2 + kind.length + value.length ||
-            part_count > TG_PARTS_MAX)
+        if (part_count > TG_PARTS_MAX || kind.length > TG_NAME_BYTES_MAX || value.length > VALUE_BYTES_MAX ||
+            room < 2 + kind.length + value.length)
             return join_long(parts, part_count, identity, error);
         *at++ = (uint8_t)kind.length;
         at = put_bytes(at, kind);
