@@ -49,6 +49,7 @@ PYTHON = .venv/bin/python
 
 LIB_SRC := $(sort $(shell find csrc -name '*.c' -not -path 'csrc/cli/*'))
 FCGI_SRC := $(sort $(wildcard fcgi/*.c))
+CLI_SRC := $(sort $(wildcard csrc/cli/*.c))
 # The rest of the room is what its tests and the benchmark's constant responder link.
 FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
 # A source without a main() is a piece that others include.
@@ -65,8 +66,9 @@ BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 HOOKS_OBJ := $(LIB_SRC:%.c=$(B)/hooks/%.o)
 FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
-PROGRAMS := $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -127,7 +129,9 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
 
+$(B)/bin/tidegate: $(CLI_OBJ) $(B)/lib/libtidegate.a
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
+$(PROGRAMS):
 	@mkdir -p $(@D)
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
@@ -230,4 +234,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(FUZZ_OBJ:.o=.d) $(FUZZ_BIN:=.d) $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(FUZZ_OBJ:.o=.d) $(FUZZ_BIN:=.d) $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)

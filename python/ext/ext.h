@@ -201,6 +201,10 @@ PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
 
+/* ---- explain.c ---- */
+
+PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs);
+
 /* ---- send.c ---- */
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
