@@ -1,8 +1,9 @@
-/* What one decision costs in C, beside one reading of the clock. Everything is measured in one interleaved run: each round
- * times every row once, and what is reported are medians over the rounds, of the times and of the ratios within a round.
+/* What one decision costs in C, beside one reading of the clock. Everything is measured in one interleaved run: each
+ * round times every row once, and what is reported are medians over the rounds, of the times and of the ratios within a
+ * round.
  *
- *   c_decision [--store URI] [--rounds N]   one line a row: name, median ns, median ratio to its base row; at the end the
- *                                           bytes that a logged hit takes
+ *   c_decision [--store URI] [--rounds N]   one line a row: name, median ns, median ratio to its base row; at the end
+ *                                           the bytes that a logged hit takes
  *   c_decision [--store URI] --only ROW N   does N of one row and leaves: for counting instructions
  *
  * Must not enter: anything but tidegate.h. */
@@ -31,7 +32,8 @@ typedef struct row {
 static row rows[] = {
     { .name = "clock" },
     { .name = "one_rule", .base = "clock", .rules = "1000000000/second token_bucket" },
-    { .name = "two_rules", .base = "one_rule", .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket" },
+    { .name = "two_rules", .base = "one_rule",
+      .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket" },
     { .name = "three_rules", .base = "one_rule",
       .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket; 10000000000/hour token_bucket" },
     { .name = "denied", .base = "one_rule", .rules = "1/year token_bucket", .denied = true },
@@ -110,7 +112,8 @@ bytes_per_logged_hit(tg_store *store)
     tg_limiter *limiter;
     const tg_limiter_options options = { .rules = tg_text_of("1000/day sliding_log"), .name = tg_text_of("memory") };
     static tg_decision decision;
-    if (tg_limiter_open(store, NULL, &options, &limiter, &error) != TG_OK || tg_store_read_stats(store, &before, &error) != TG_OK)
+    if (tg_limiter_open(store, NULL, &options, &limiter, &error) != TG_OK ||
+        tg_store_read_stats(store, &before, &error) != TG_OK)
         fail("memory", &error);
     for (int i = 0; i < HITS; i++)
         tg_limiter_hit(limiter, &dimension, 1, 1, &decision, NULL);
@@ -185,7 +188,8 @@ main(int argc, char **argv)
                 const uint64_t allowed = work(r, CALLS);
                 r->ns[round] = (seconds() - from) * 1e9 / CALLS;
                 if (r->rules && !r->peek && r->denied != (allowed == 0)) {
-                    fprintf(stderr, "c_decision: %s: %llu of %d allowed\n", r->name, (unsigned long long)allowed, CALLS);
+                    fprintf(stderr, "c_decision: %s: %llu of %d allowed\n", r->name, (unsigned long long)allowed,
+                            CALLS);
                     return 1;
                 }
             }
