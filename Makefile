@@ -76,7 +76,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
-        bench-instructions fuzz install clean
+        bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -91,7 +91,7 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
-lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## libtidegate.a, libtidegate.so and tidegate.pc in build/lib
+lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
 programs: $(PROGRAMS) ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
@@ -181,12 +181,14 @@ test: setup ## set up, build, run every test
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20
-fuzz: $(FUZZ_BIN) ## run each fuzz target for FUZZ_SECONDS (20)
+fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
+	@$(MAKE) --no-print-directory -j2 fuzz-programs
 	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
 	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus \
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
+fuzz-programs: $(FUZZ_BIN)
 FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recover=all -MMD -MP
 FUZZ_OBJ := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(LIB_SRC) $(FCGI_ROOM_SRC))
 $(B)/fuzz/obj/%.o: %.c
@@ -234,4 +236,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(FUZZ_OBJ:.o=.d) $(FUZZ_BIN:=.d) $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

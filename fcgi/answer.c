@@ -269,7 +269,7 @@ put_decision_json(writer *out, const tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
     PUT(out, "{\"allowed\": true, \"policy\": ");
-    if (judgement->outcome == TG_UNMATCHED) {
+    if (judgement->outcome == TG_UNMATCHED || judgement->outcome == TG_EXEMPT) {
         PUT(out, "null}");
         return;
     }
@@ -393,15 +393,14 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
 
     tg_judgement *judgement = &answerer->judgement;
     tg_error error;
-    const tg_status status = tg_gate_judge(answerer->gate, &ask.request, 1, NULL, 0, judgement, &error);
+    tg_answer *answer = &answerer->answer;
+    const tg_status status = tg_gate_judge(answerer->gate, &ask.request, 1, NULL, 0, judgement, answer, &error);
     if (status != TG_OK) {
         fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(status),
                         error.message);
         put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
         return out.length;
     }
-    tg_answer *answer = &answerer->answer;
-    tg_answer_make(judgement, answer);
     if (judgement->status == 0) {
         put_allowed(&out, how, judgement, answer, head);
     } else {

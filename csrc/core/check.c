@@ -148,13 +148,31 @@ check_rules(checker *c, const tg_policy *policy)
  * anything in its place. */
 #define ANYTHING '\x01'
 
-static void
-sample_of(const tg_criterion *criterion, size_t n, char *sample, size_t size)
+enum { SAMPLE_BYTES = 2048, SAMPLES_MAX = 64 };
+
+/* Each '*' as so many segments: what stands for one segment only must not pass for what stands for any run of them.
+ * false: too long to be sure of anything. */
+static bool
+sample_of(const tg_criterion *criterion, size_t n, unsigned segments, char sample[SAMPLE_BYTES])
 {
-    tg__criterion_text(criterion, n, sample, size);
-    for (char *at = sample; *at; at++)
-        if (*at == '*')
-            *at = ANYTHING;
+    char written[1100] = "/*"; /* any path */
+    size_t used = 0;
+    if (criterion)
+        tg__criterion_text(criterion, n, written, sizeof written);
+    for (const char *at = written; *at; at++) {
+        if (used + 2 * segments + 2 > SAMPLE_BYTES)
+            return false;
+        if (*at != '*')
+            sample[used++] = *at;
+        else
+            for (unsigned i = 0; i < segments; i++) {
+                if (i)
+                    sample[used++] = '/';
+                sample[used++] = ANYTHING;
+            }
+    }
+    sample[used] = '\0';
+    return strlen(written) + 1 < sizeof written;
 }
 
 /* The policy before `index` that takes this request, NULL when none does. */
@@ -170,18 +188,15 @@ taken_before(const tg_config *config, size_t index, const tg_request *request)
     return NULL;
 }
 
-enum { SAMPLE_BYTES = 1200, SAMPLES_MAX = 64 };
-
-static void
-check_shadowed(checker *c, size_t index)
+/* The first policy that takes what this one speaks of, when all of it is taken. */
+static const tg_policy *
+shadowed_by(const checker *c, size_t index, unsigned segments)
 {
     const tg_policy *policy = &c->config->policies[index], *first = NULL;
     tg_criterion criteria[TG_CRITERIA_MAX], *of[3] = { NULL, NULL, NULL };
     static const char *const words[] = { "path", "method", "host" };
     char sample[3][SAMPLE_BYTES] = { "/\x01", "\x01", "\x01" };
     size_t counts[3] = { 1, 1, 1 };
-    if (policy->also)
-        return;
     const size_t count = tg__criteria_of(policy->match, criteria);
     for (size_t i = 0; i < count; i++)
         for (size_t w = 0; w < 3; w++)
@@ -190,30 +205,48 @@ check_shadowed(checker *c, size_t index)
                 counts[w] = tg__criterion_count(&criteria[i]);
             }
     if (counts[0] * counts[1] * counts[2] > SAMPLES_MAX)
-        return;
+        return NULL;
     for (size_t p = 0; p < counts[0]; p++)
         for (size_t m = 0; m < counts[1]; m++)
             for (size_t h = 0; h < counts[2]; h++) {
                 const size_t chosen[3] = { p, m, h };
                 for (size_t w = 0; w < 3; w++)
-                    if (of[w])
-                        sample_of(of[w], chosen[w], sample[w], sizeof sample[w]);
+                    if ((of[w] || w == 0) && !sample_of(of[w], chosen[w], w == 0 ? segments : 1, sample[w]))
+                        return NULL;
                 tg_request request = {
                     .path = tg_text_of(sample[0]), .method = tg_text_of(sample[1]), .host = tg_text_of(sample[2])
                 };
                 const tg_policy *taken = taken_before(c->config, index, &request);
                 if (!taken)
-                    return;
+                    return NULL;
                 /* "/api/" and '*' meets "/api" too. */
                 const size_t length = strlen(sample[0]);
-                if (of[0] && length >= 2 && sample[0][length - 1] == ANYTHING && sample[0][length - 2] == '/') {
+                if (segments == 1 && length >= 2 && sample[0][length - 1] == ANYTHING &&
+                    sample[0][length - 2] == '/') {
                     request.path.length = length > 2 ? length - 2 : 1;
                     if (!taken_before(c->config, index, &request))
-                        return;
+                        return NULL;
                 }
                 if (!first)
                     first = taken;
             }
+    return first;
+}
+
+static void
+check_shadowed(checker *c, size_t index)
+{
+    static const unsigned runs[] = { 1, 2, 3, 4, 41 }; /* nobody writes a pattern of 41 segments */
+    const tg_policy *policy = &c->config->policies[index], *first = NULL;
+    if (policy->also)
+        return;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        const tg_policy *taken = shadowed_by(c, index, runs[i]);
+        if (!taken)
+            return;
+        if (!first)
+            first = taken;
+    }
     warn(c, "shadowed", policy_node(c, policy), policy->line,
          "policy \"%s\" never judges: \"%s\" in line %u takes every request it speaks of; put it first, or mark it "
          "also: true",

@@ -182,7 +182,7 @@ tg_gate_explain(tg_gate *gate, const tg_request *request, uint64_t cost, tg_expl
         status = explain_held(gate, &held, &peeked, &made, error);
         tg__gate_let_go(gate, &held);
         if (status == TG_OK)
-            status = tg_gate_judge(gate, &peeked, cost, NULL, 0, &made->judgement, error);
+            status = tg_gate_judge(gate, &peeked, cost, NULL, 0, &made->judgement, &made->answer, error);
         if (status != TG_OK || tg_gate_generation(gate) == generation)
             break;
     }
@@ -194,7 +194,6 @@ tg_gate_explain(tg_gate *gate, const tg_request *request, uint64_t cost, tg_expl
     const tg_decision *decision = &made->judgement.decision;
     for (size_t i = 0; i < decision->identity_count; i++)
         tg_identity_show(&decision->identities[i], made->identities[i], sizeof made->identities[i]);
-    tg_answer_make(&made->judgement, &made->answer);
     *explanation = made;
     return TG_OK;
 }
@@ -223,6 +222,8 @@ outcome_word(const tg_explanation *explanation)
         return "unidentified";
     case TG_UNAVAILABLE:
         return "unavailable";
+    case TG_EXEMPT:
+        return "exempt";
     }
     return "?";
 }

@@ -417,9 +417,9 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
          tg_error *error)
 {
     tg_decision *decision = &judgement->decision;
-    if (decision->identity_count == TG_DIMENSIONS_MAX)
-        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
-    tg_identity *identity = &decision->identities[decision->identity_count];
+    tg_identity beyond; /* it may still be one of those that are there */
+    const bool full = decision->identity_count == TG_DIMENSIONS_MAX;
+    tg_identity *identity = full ? &beyond : &decision->identities[decision->identity_count];
     const tg_status status = tg__by_of_request(by, limiter->client, request, identity, judgement->missing, error);
     if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
         tg__by_shared(by, identity);
@@ -428,13 +428,15 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
     for (*index = 0; *index < decision->identity_count; ++*index)
         if (same_identity(&decision->identities[*index], identity))
             return TG_OK;
+    if (full)
+        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
     decision->identity_count++;
     return TG_OK;
 }
 
 static tg_status
 plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost, struct plan *plan,
-             tg_judgement *judgement, tg_error *error)
+             tg_judgement *judgement, size_t *reported, tg_error *error)
 {
     plan->count = 0;
     for (size_t i = 0; i < limiter_count; i++) {
@@ -451,6 +453,7 @@ plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request
                 judgement->outcome = TG_UNIDENTIFIED;
                 judgement->status = limiters[i]->missing_identity == TG_MISSING_REJECT_400 ? 400 : 401;
                 memcpy(judgement->policy, limiters[i]->name, sizeof judgement->policy);
+                *reported = i;
             }
             if (status == TG_OK)
                 status = add_targets(plan, limiters[i], i, index, cost, &judgement->decision, error);
@@ -461,7 +464,7 @@ plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request
     return TG_OK;
 }
 
-static void
+static size_t
 conclude(tg_limiter *const *limiters, tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
@@ -485,12 +488,15 @@ conclude(tg_limiter *const *limiters, tg_judgement *judgement)
         judgement->outcome = TG_DENIED;
         judgement->status = 429; /* RFC 6585 section 4 */
     }
+    return limiter;
 }
 
 tg_status
-tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, size_t *reported,
+                   tg_error *error)
 {
+    *reported = 0;
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
                          limiter_count);
@@ -500,7 +506,7 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
     if (is_preflight(request))
         return TG_OK;
     struct plan plan;
-    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, error);
+    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, reported, error);
     if (status == TG_E_IDENTITY) {
         judgement->decision.allowed = false;
         judgement->decision.result_count = 0;
@@ -511,8 +517,16 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
     decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
-    conclude(limiters, judgement);
+    *reported = conclude(limiters, judgement);
     return TG_OK;
+}
+
+tg_status
+tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+{
+    size_t reported;
+    return tg__limiters_judge(limiters, limiter_count, request, cost, prior, prior_count, judgement, &reported, error);
 }
 
 void
@@ -520,7 +534,8 @@ tg__judgement_unmatched(tg_judgement *judgement)
 {
     judgement->outcome = TG_UNMATCHED;
     judgement->status = 0;
-    judgement->policy[0] = judgement->missing[0] = '\0';
+    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
+    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

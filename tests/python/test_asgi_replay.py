@@ -24,7 +24,7 @@ from test_replay import (  # type: ignore[import-not-found]  # noqa: E402
     LOGS,
     RULES,
     made_up_log,
-    policy_of,
+    policies_of,
     real_log,
     whole_seconds,
 )
@@ -70,17 +70,18 @@ def test_a_log_replayed_through_the_middleware_gives_the_decisions_of_the_refere
         for number, (now_us, client, method, target) in enumerate(entries):
             clock.now_us = now_us
             status, fields = await ask(app, client, method, target)
-            policy = policy_of(target)
-            decision, _ = table.hit([(rule, (policy, client)) for rule in EXPECTED[policy]], now_us)
+            policies = policies_of(target)
+            targets = [(rule, (policy, client)) for policy in policies for rule in EXPECTED[policy]]
+            decision, _ = table.hit(targets, now_us)
             expected = {
-                b"x-ratelimit-limit": EXPECTED[policy][decision.reported].limit,
+                b"x-ratelimit-limit": targets[decision.reported][0].limit,
                 b"x-ratelimit-remaining": decision.remaining,
                 b"x-ratelimit-reset": whole_seconds(decision.reset_after_us),
             }
             if not decision.allowed:
                 expected[b"retry-after"] = max(1, whole_seconds(decision.retry_after_us or 0))
             got = {name: int(value) for name, value in fields.items() if name in {*expected, b"retry-after"}}
-            where = f"entry {number}: {now_us} {client} {method} {target} ({policy})"
+            where = f"entry {number}: {now_us} {client} {method} {target} ({policies})"
             assert (status, got) == (200 if decision.allowed else 429, expected), where
             refused += not decision.allowed
         return refused

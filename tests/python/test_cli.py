@@ -242,7 +242,7 @@ def test_a_policy_told_to_be_shadowed_never_judges(run: Run, tmp_path: Path) -> 
     for _ in range(40):
         lines = []
         for n in range(6):
-            match = {}
+            match: dict[str, list[str] | str] = {}
             if random_.random() < 0.9:
                 match["path"] = random_.sample(paths, random_.randint(1, 2))
             if random_.random() < 0.4:

@@ -73,12 +73,12 @@ a_peek_decides_as_the_request_would_be_and_takes_nothing(void **unused)
     for (int used = 0; used < 3; used++) {
         tg_judgement judgement;
         for (int i = 0; i < 3; i++) {
-            assert_int_equal(tg_gate_judge(gate, &peeked, 1, NULL, 0, &judgement, NULL), TG_OK);
+            assert_int_equal(tg_gate_judge(gate, &peeked, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
             assert_int_equal(judgement.outcome, used < 2 ? TG_ALLOWED : TG_DENIED);
             assert_int_equal(judgement.decision.remaining, used < 2 ? 2 - used : 0);
             assert_false(judgement.decision.results[0].charged);
         }
-        assert_int_equal(tg_gate_judge(gate, &home, 1, NULL, 0, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &home, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
         assert_int_equal(judgement.outcome, used < 2 ? TG_ALLOWED : TG_DENIED);
     }
     tg_gate_close(gate);
