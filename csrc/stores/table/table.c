@@ -580,7 +580,7 @@ again:
         }
         if (!has_block(now, at)) {
             /* A known key goes on in its own log, less finely: in a bucket it would be given its limit once more. */
-            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log, &at->change);
+            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log);
             if (at->squeeze)
                 return;
             overflow(now, i, writing);
