@@ -28,6 +28,11 @@ void tg__decision_report(tg_decision *decision);
 /* A judgement that no policy spoke in: let through, an empty decision. */
 void tg__judgement_unmatched(tg_judgement *judgement);
 
+/* tg_limiters_judge, and `reported`: the index of the limiter whose name the judgement bears. */
+tg_status tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                             const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
+                             size_t *reported, tg_error *error);
+
 /* Around each `apply`: one notice when a store begins to fail, one when it has answered for a second. */
 void tg__failure_seen(tg_store *store, const tg_error *error);
 void tg__success_seen(tg_store *store);

@@ -1,21 +1,12 @@
 /* The gate: a rules file in force, and its change while requests are judged.
  * Must not enter: YAML, faces, what is answered. */
-#include "config/config.h"
-#include "core/core.h"
+#include "core/gate.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-/* One reading of the file. Never changed once it is in force. */
-typedef struct snapshot {
-    tg_config *config;
-    const tg_client *client; /* the gate's: see client_entry */
-    tg_limiter **limiters;   /* one for each policy, in the file's order */
-    size_t limiter_count;
-} snapshot;
 
 /* Client options outlive their reading: limiters given out by tg_gate_limiter borrow them. A reading with the same
  * options as the one before shares its entry, so the list grows only when the options change. */
@@ -30,7 +21,7 @@ enum {
 };
 
 typedef struct slot {
-    _Atomic(snapshot *) held; /* written under the reload lock, before the slot is in force */
+    _Atomic(tg_snapshot *) held; /* written under the reload lock, before the slot is in force */
     /* Pins left on a snapshot that is no longer in force. Below zero while the pins counted in the word have not been
      * carried over yet. */
     _Atomic int64_t pins;
@@ -86,7 +77,7 @@ unpin(tg_gate *gate, size_t pinned)
 /* ---- snapshots ---- */
 
 static void
-snapshot_close(snapshot *old)
+snapshot_close(tg_snapshot *old)
 {
     if (!old)
         return;
@@ -112,7 +103,7 @@ collect(tg_gate *gate)
 
 /* Puts a snapshot in force and takes the old one out. false: every slot is still pinned. */
 static bool
-publish(tg_gate *gate, snapshot *made)
+publish(tg_gate *gate, tg_snapshot *made)
 {
     const size_t current = slot_of(atomic_load(&gate->in_force));
     size_t next = 0;
@@ -176,7 +167,7 @@ same_client(const tg_config *a, const tg_config *b)
 static tg_status
 take_client(tg_gate *gate, const tg_config *config, const tg_client **client, tg_error *error)
 {
-    const snapshot *current = atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held);
+    const tg_snapshot *current = atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held);
     if (current && same_client(current->config, config)) {
         *client = current->client;
         return TG_OK;
@@ -257,9 +248,9 @@ check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
 
 /* Makes everything of a reading before any of it is in force. Takes the config over, whatever happens. */
 static tg_status
-prepare(tg_gate *gate, tg_config *config, snapshot **prepared, tg_error *error)
+prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *error)
 {
-    snapshot *made = calloc(1, sizeof *made);
+    tg_snapshot *made = calloc(1, sizeof *made);
     tg_status status = TG_OK;
     if (!made) {
         tg__config_close(config);
@@ -329,7 +320,7 @@ static tg_status
 open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
 {
     tg_config *config;
-    snapshot *first = NULL;
+    tg_snapshot *first = NULL;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
         status = tg__config_read(gate->path, &config, error);
@@ -387,7 +378,7 @@ tg_status
 tg_gate_reload(tg_gate *gate, tg_error *error)
 {
     tg_config *config = NULL;
-    snapshot *made = NULL;
+    tg_snapshot *made = NULL;
     lock(gate);
     tg_status status = tg__config_read(gate->path, &config, error);
     if (status == TG_OK) {
@@ -414,21 +405,12 @@ tg_gate_reload(tg_gate *gate, tg_error *error)
 
 tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
-              size_t prior_count, tg_judgement *judgement, tg_error *error)
+              size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
-    size_t found[TG_LIMITERS_MAX];
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    tg_status status = TG_OK;
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const size_t count = tg__config_match(now->config, request, found);
-    if (count == 0) {
-        tg__judgement_unmatched(judgement);
-    } else {
-        for (size_t i = 0; i < count; i++)
-            limiters[i] = now->limiters[found[i]];
-        status = tg_limiters_judge(limiters, count, request, cost, prior, prior_count, judgement, error);
-    }
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_status status = tg__snapshot_judge(now, gate->store, request, cost, prior, prior_count, judgement, answer,
+                                                error);
     unpin(gate, pinned);
     return status;
 }
@@ -451,7 +433,7 @@ tg_status
 tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error)
 {
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     const tg_policy *policy = NULL;
     for (size_t i = 0; i < now->config->policy_count && !policy; i++)
         if (tg__text_is(name, now->config->policies[i].name))
@@ -485,7 +467,7 @@ tg_gate_names(tg_gate *gate, const char *kind)
 {
     bool named = false;
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     for (size_t i = 0; i < now->limiter_count && !named; i++)
         for (size_t k = 0; k < now->limiters[i]->by_count && !named; k++)
             named = tg__by_names(now->limiters[i]->by[k], kind);

@@ -44,6 +44,7 @@ extern "C" {
 #define TG_LIMITERS_MAX 8      /* limiters (policies) judged in one decision */
 #define TG_NAME_BYTES_MAX 64   /* a limiter's, policy's or namespace's name; a kind such as "header:X-Api-Key" */
 #define TG_RULE_TEXT_MAX 128   /* what tg_rule_text writes, with its NUL */
+#define TG_BODY_BYTES_MAX 65536 /* of a request's body: what is looked at for `form:` and `json:` */
 
 /* ---- status and errors ------------------------------------------------------------------------------------------ */
 
@@ -278,6 +279,10 @@ typedef struct tg_request {
     const tg_header *headers; /* in the order received, repeated lines repeated */
     size_t header_count;
     bool client_resolved; /* the server in front has already put the client's address into `peer` */
+    tg_text query; /* without '?'; empty: what stands behind '?' in `path` */
+    tg_text body;  /* at most TG_BODY_BYTES_MAX of it; looked at where `body_read` says that it is there */
+    bool body_read;
+    tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -368,8 +373,10 @@ typedef enum tg_outcome {
     TG_DENIED,         /* over a limit */
     TG_FORBIDDEN,      /* a `deny` rule */
     TG_UNIDENTIFIED,   /* a part of the identity is missing and missing_identity rejects */
-    TG_UNAVAILABLE     /* the store did not answer and on_store_failure is closed */
+    TG_UNAVAILABLE,    /* the store did not answer and on_store_failure is closed */
+    TG_EXEMPT          /* every policy that speaks of it lists the client in `exempt`: let it through, no fields */
 } tg_outcome;
+#define TG_OUTCOMES 7
 
 typedef struct tg_judgement {
     tg_outcome outcome;
@@ -377,6 +384,14 @@ typedef struct tg_judgement {
     char policy[TG_NAME_BYTES_MAX + 1];  /* of the reported rule */
     char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED: the kind that is missing */
     tg_decision decision;                /* ALLOWED, DENIED, FORBIDDEN, UNAVAILABLE; else result_count is 0 */
+    /* Only tg_gate_judge sets what follows; elsewhere it is false. */
+    bool challenged;    /* over a limit of `mode: challenge`: let through, for the application to ask for a proof */
+    bool shadow_denied; /* a policy of `mode: shadow` would have refused: let through */
+    char shadow_policy[TG_NAME_BYTES_MAX + 1]; /* which; empty unless shadow_denied */
+    /* Let through so far, by the dimensions that need no body. Read the body (up to TG_BODY_BYTES_MAX, to be replayed to
+     * the application) and judge again with it, and with this decision among `prior`. */
+    bool needs_body;
+    bool settles; /* what it costs is known after the response: call tg_gate_settle then */
 } tg_judgement;
 
 /* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
@@ -400,7 +415,17 @@ typedef struct tg_gate_options {
     tg_text store; /* empty: TIDEGATE_STORE, the file's `store`, shared://default */
     tg_clock *clock;
     uint64_t timeout_us;
+    unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
+    bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
 } tg_gate_options;
+
+/* A policy that asks for what the face cannot know is TG_E_CONFIG when the file is read: it would never limit anybody.
+ * Other bits are other faces' and say nothing. */
+#define TG_FACE_KNOWN 1u    /* something is said at all */
+#define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
+#define TG_FACE_USER 4u     /* `user` */
+#define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */
 TG_API tg_status tg_gate_open(const tg_gate_options *options, tg_gate **gate, tg_error *error);
@@ -408,10 +433,14 @@ TG_API void tg_gate_close(tg_gate *gate); /* accepts NULL */
 /* Reads the file again. Any failure leaves the rules in force as they were. No request sees half of a change; what was
  * used stays used. The store cannot change while running (TG_E_CONFIG says so). */
 TG_API tg_status tg_gate_reload(tg_gate *gate, tg_error *error);
-/* Finds the policies of the request (first match wins) and judges it. Never waits for a reload. */
+typedef struct tg_answer tg_answer; /* below */
+/* Finds the policies of the request (first match wins) and judges it. Never waits for a reload.
+ *
+ * cost    multiplied by what a policy's own `cost` says
+ * answer  may be NULL. Else made from the very rules that judged: their texts, statuses and header families */
 TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
-                               tg_error *error);
+                               tg_answer *answer, tg_error *error);
 /* A limiter of its own for the file's policy `name`, sharing its counts with every face. Close it before the gate.
  * It keeps the rules of this moment until it is opened again. TG_E_CONFIG: no such policy; the message lists them. */
 TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error);
@@ -425,7 +454,7 @@ TG_API bool tg_gate_names(tg_gate *gate, const char *kind);
 /* ---- the answer --------------------------------------------------------------------------------------------------- */
 
 #define TG_ANSWER_FIELDS_MAX 12
-#define TG_ANSWER_BYTES_MAX 2048
+#define TG_ANSWER_BYTES_MAX 3072
 
 typedef struct tg_field {
     tg_text name, value;
@@ -433,18 +462,20 @@ typedef struct tg_field {
 
 /* What goes to the client: with status 0 only the fields, to be added to the application's own answer; else the whole
  * refusal. Texts point into `storage`: copy the struct and they still point into the original. */
-typedef struct tg_answer {
+struct tg_answer {
     int status;
     const char *reason; /* "Too Many Requests" */
     size_t field_count;
     tg_field fields[TG_ANSWER_FIELDS_MAX]; /* Content-Type among them when there is a body */
     tg_text body;
+    size_t storage_used; /* of `storage`, from its beginning */
     char storage[TG_ANSWER_BYTES_MAX];
-} tg_answer;
+};
 
 /* Retry-After in whole seconds, rounded up, at least 1 (RFC 9110 10.2.3), absent when no wait can help; X-RateLimit-Limit,
  * -Remaining, -Reset (delta seconds, rounded up); body {"code": "RATE_LIMITED", "message": ..., "retry_after": ...}
- * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1. */
+ * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1.
+ * For what tg_limiters_judge said: a rules file has its own texts, statuses and fields, which tg_gate_judge gives. */
 TG_API void tg_answer_make(const tg_judgement *judgement, tg_answer *answer);
 
 #ifdef __cplusplus

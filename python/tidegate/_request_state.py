@@ -6,6 +6,7 @@ request charge an equal key once, and give back what they took when a later one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -40,3 +41,9 @@ def refused(state: RequestState, judgement: Judgement) -> None:
             # The store has gone since it charged. The refusal stands; the trouble is logged where it began.
             pass
     state[:] = [judgement]
+
+
+def message_of(body: bytes) -> str:
+    """What a refusal's body says to people: `message`, in application/problem+json `detail`."""
+    said = json.loads(body)
+    return str(said.get("message", said.get("detail")))

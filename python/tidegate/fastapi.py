@@ -11,7 +11,6 @@ See docs/fastapi.md. Must not enter: addresses, keys, numbers; those are the com
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from starlette.requests import HTTPConnection
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, refused
+from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, message_of, refused
 from tidegate._routes import route_template
 from tidegate.asgi import (
     TidegateMiddleware,
@@ -50,7 +49,7 @@ class RateLimited(HTTPException):
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
         fields = {name: value for name, value in judgement.fields_text if name != "Content-Type"}
-        super().__init__(judgement.status, str(json.loads(self.body)["message"]), fields)
+        super().__init__(judgement.status, message_of(self.body), fields)
 
 
 async def _answer(conn: HTTPConnection, error: Exception) -> Response | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, Needs, user_text
-from tidegate._request_state import RequestState, refused
+from tidegate._request_state import RequestState, message_of, refused
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -47,7 +46,7 @@ class RateLimited(HTTPException):
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
-        super().__init__(str(json.loads(self.body)["message"]))
+        super().__init__(message_of(self.body))
         self.code = judgement.status
 
     def get_body(self, environ: Any = None, scope: Any = None) -> str:
