@@ -52,8 +52,8 @@ FCGI_SRC := $(sort $(wildcard fcgi/*.c))
 CLI_SRC := $(sort $(wildcard csrc/cli/*.c))
 # The rest of the room is what its tests and the benchmark's constant responder link.
 FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
-# A source without a main() is a piece that others include.
-TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exec grep -lE '^(int )?main\b' {} +))
+# A source without a main() is a piece that others include; a peer_ is a program of its own that a test builds.
+TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -not -name 'peer_*' -exec grep -lE '^(int )?main\b' {} +))
 # Under the thread sanitizer only what has threads.
 ifeq ($(VARIANT),tsan)
 TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_SRC) /dev/null))
@@ -184,7 +184,8 @@ FUZZ_SECONDS ?= 20
 fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
 	@$(MAKE) --no-print-directory -j2 fuzz-programs
 	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
-	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus \
+	    kept=tests/fuzz/corpus/$${target##*/fuzz_}; test -d $$kept || kept=; \
+	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus $$kept \
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 

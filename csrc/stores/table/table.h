@@ -132,7 +132,7 @@ typedef struct tg_chain {
 } tg_chain;
 
 /* Whether a hit can go into the place of the newest words, where no block is left. */
-bool tg__log_squeezes(const tg_log *log, const tg_log_change *change);
+bool tg__log_squeezes(const tg_log *log);
 /* Does a change: words go where the log's old end was or beyond (saved where something is overwritten), with
  * `squeezed` or without a block left into its newest words; `log` becomes the new state for the caller to store;
  * `loose` the blocks it no longer needs. false: no place, the log's words are as they were. */
