@@ -28,6 +28,18 @@ void tg__decision_report(tg_decision *decision);
 /* A judgement that no policy spoke in: let through, an empty decision. */
 void tg__judgement_unmatched(tg_judgement *judgement);
 
+/* The rules in force, held until they are let go: no reload frees them meanwhile. For looking at a gate, not for judging. */
+typedef struct tg_held {
+    const struct tg_config *config;
+    const tg_client *client;
+    tg_limiter *const *limiters; /* one for each policy */
+    size_t slot;
+} tg_held;
+tg_held tg__gate_hold(tg_gate *gate);
+void tg__gate_let_go(tg_gate *gate, const tg_held *held);
+const char *tg__gate_store_uri(const tg_gate *gate); /* as chosen when opened */
+bool tg__gate_stands_in(const tg_gate *gate); /* opened to look, and there was no table */
+
 enum { TG_SUFFIX_BYTES_MAX = 16 };
 /* tg_limiter_open; what is counted is named with the suffix, the limiter without it. */
 tg_status tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options,

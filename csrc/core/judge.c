@@ -16,7 +16,9 @@ typedef struct court {
     uint64_t cost;
     tg_judgement *judgement;
     const tg_style *style;                    /* of the policy that is reported */
-    const tg_policy *judging[TG_LIMITERS_MAX]; /* by tg_result.limiter */
+    /* Those that the request meets, by their place among which tg_result.limiter names them; NULL: not judging with the
+     * others. */
+    const tg_policy *judging[TG_LIMITERS_MAX];
     size_t judging_count;
 } court;
 
@@ -28,7 +30,7 @@ answer_for(const court *of, tg_answer *answer)
     tg_style_facts facts = { .names = names, .name_count = of->judging_count };
     if (of->style->needs_facts) {
         for (size_t i = 0; i < of->judging_count; i++)
-            names[i] = of->judging[i]->name;
+            names[i] = of->judging[i] ? of->judging[i]->name : NULL;
         if (of->style->epoch)
             facts.utc_us = tg_store_now_us(of->store) + (uint64_t)tg_store_utc_offset_us(of->store);
     }
@@ -41,17 +43,25 @@ name_policy(tg_judgement *judgement, const char *name)
     memcpy(judgement->policy, name, strlen(name) + 1);
 }
 
-/* Those that judge together, all or nothing. */
+/* Limiters that judge together, all or nothing; of each its place among the policies that the request meets. */
+typedef struct bench {
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    uint64_t costs[TG_LIMITERS_MAX];
+    size_t places[TG_LIMITERS_MAX];
+    size_t count;
+} bench;
+
 static tg_status
-judge_together(court *of, tg_limiter *const *limiters, const uint64_t *costs, tg_error *error)
+judge_together(court *of, const bench *together, tg_error *error)
 {
     size_t reported;
-    const tg_status status = tg__limiters_judge(limiters, costs, of->judging_count, of->request, of->prior,
-                                                of->prior_count, of->judgement, &reported, error);
-    of->style = &of->judging[reported]->style;
-    const uint16_t own_status = of->style->statuses[of->judgement->outcome];
+    tg_judgement *judgement = of->judgement;
+    const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
+                                                of->prior, of->prior_count, judgement, &reported, error);
+    of->style = &of->judging[together->places[reported]]->style;
+    const uint16_t own_status = of->style->statuses[judgement->outcome];
     if (status == TG_OK && own_status)
-        of->judgement->status = own_status;
+        judgement->status = own_status;
     return status;
 }
 
@@ -60,19 +70,19 @@ judge_together(court *of, tg_limiter *const *limiters, const uint64_t *costs, tg
 static tg_status
 judge_simply(court *of, const size_t *found, size_t count, tg_error *error)
 {
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    uint64_t costs[TG_LIMITERS_MAX];
+    bench together;
     if (count == 0) {
         tg__judgement_unmatched(of->judgement);
         return TG_OK;
     }
     for (size_t i = 0; i < count; i++) {
         of->judging[i] = &of->now->config->policies[found[i]];
-        limiters[i] = of->now->limiters[found[i]];
-        costs[i] = of->cost;
+        together.limiters[i] = of->now->limiters[found[i]];
+        together.costs[i] = of->cost;
+        together.places[i] = i;
     }
-    of->judging_count = count;
-    return judge_together(of, limiters, costs, error);
+    together.count = of->judging_count = count;
+    return judge_together(of, &together, error);
 }
 
 /* ---- the long way ---- */
@@ -156,13 +166,29 @@ exempt(court *of, const char *policy)
     return TG_OK;
 }
 
+static void
+take_seat(const court *of, bench *seats, const size_t *found, size_t place)
+{
+    const tg_policy *policy = &of->now->config->policies[found[place]];
+    seats->limiters[seats->count] = limiter_of(of, found[place]);
+    seats->costs[seats->count] = times(of->cost, cost_of(&policy->cost, of->request));
+    seats->places[seats->count++] = place;
+}
+
+/* Results name their policy by its place among all that the request meets. */
+static void
+name_places(tg_decision *decision, const bench *seats)
+{
+    for (size_t i = 0; i < decision->result_count; i++)
+        decision->results[i].limiter = (uint8_t)seats->places[decision->results[i].limiter];
+}
+
 static tg_status
 judge_wholly(court *of, const size_t *found, size_t count, tg_error *error)
 {
     const tg_config *config = of->now->config;
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    uint64_t costs[TG_LIMITERS_MAX];
     tg_judgement *judgement = of->judgement;
+    bench together = { .count = 0 };
     tg__judgement_unmatched(judgement);
     if (tg__is_preflight(of->request))
         return TG_OK;
@@ -175,17 +201,19 @@ judge_wholly(court *of, const size_t *found, size_t count, tg_error *error)
         return TG_OK;
     if (is_on(of, &config->exempt))
         return exempt(of, "");
+    of->judging_count = count;
     for (size_t i = 0; i < count; i++) {
         const tg_policy *policy = &config->policies[found[i]];
-        if (is_on(of, &policy->exempt))
-            continue;
-        of->judging[of->judging_count] = policy;
-        limiters[of->judging_count] = limiter_of(of, found[i]);
-        costs[of->judging_count++] = times(of->cost, cost_of(&policy->cost, of->request));
+        of->judging[i] = is_on(of, &policy->exempt) ? NULL : policy;
+        if (of->judging[i])
+            take_seat(of, &together, found, i);
     }
-    if (of->judging_count == 0)
+    if (together.count == 0)
         return exempt(of, config->policies[found[0]].name);
-    return judge_together(of, limiters, costs, error);
+    const tg_status status = judge_together(of, &together, error);
+    if (status == TG_OK)
+        name_places(&judgement->decision, &together);
+    return status;
 }
 
 tg_status

@@ -142,35 +142,36 @@ begin_decision(tg_decision *decision)
 }
 
 /* Every rule of the limiter, for one identity of the decision. */
-static tg_status
+static inline tg_status
 add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
-    if (plan->count + limiter->rule_count > TG_TARGETS_MAX)
+    const size_t first = plan->count, rule_count = limiter->rule_count;
+    if (first + rule_count > TG_TARGETS_MAX)
         return tg__error(error, TG_E_ARG, "one decision judges at most %d pairs of rule and identity", TG_TARGETS_MAX);
-    for (size_t i = 0; i < limiter->rule_count; i++) {
-        tg_result *result = &decision->results[plan->count];
+    const tg_identity *const identity = &decision->identities[identity_index];
+    for (size_t i = 0; i < rule_count; i++) {
+        tg_result *const result = &decision->results[first + i];
         result->rule = limiter->rules[i];
         result->identity = (uint8_t)identity_index;
         result->limiter = (uint8_t)limiter_index;
         result->cost = cost;
-        plan->targets[plan->count++] = (tg_target){
+        plan->targets[first + i] = (tg_target){
             .rule = &limiter->rules[i],
-            .identity = &decision->identities[identity_index],
+            .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
         };
     }
+    plan->count = first + rule_count;
     decision->result_count = (uint8_t)plan->count;
     return TG_OK;
 }
 
-/* One dimension given by value: kind "ip" is written as every face writes it, other parts stay as they are. */
-static tg_status
-join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+/* A dimension one of whose parts is of kind "ip": written as every face writes it. */
+static __attribute__((noinline)) tg_status
+join_address(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
 {
-    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
-        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
     tg_part parts[TG_PARTS_MAX];
     char address[TG_ADDRESS_TEXT_MAX]; /* one will do: a joint identity names a kind once */
     bool addressed = false;
@@ -189,8 +190,21 @@ join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identit
     return tg__identity_join(parts, dimension->part_count, identity, error);
 }
 
+/* One dimension given by value. Parts of other kinds than "ip" stay as they are. */
+static inline tg_status
+join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+{
+    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
+        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX,
+                         dimension->part_count);
+    for (size_t i = 0; i < dimension->part_count; i++)
+        if (tg__text_is(dimension->parts[i].kind, "ip"))
+            return join_address(limiter, dimension, identity, error);
+    return tg__identity_join(dimension->parts, dimension->part_count, identity, error);
+}
+
 /* A policy composes its own identities from values given by kind. */
-static tg_status
+static __attribute__((noinline)) tg_status
 compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_decision *decision,
            tg_error *error)
 {
@@ -219,9 +233,9 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
     return TG_OK;
 }
 
-static tg_status
-compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
-        tg_decision *decision, tg_error *error)
+static inline __attribute__((always_inline)) tg_status
+compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+        struct plan *plan, tg_decision *decision, tg_error *error)
 {
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
@@ -230,17 +244,25 @@ compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimens
                          dimension_count);
     begin_decision(decision);
     plan->count = 0;
-    tg_status status = TG_OK;
     if (limiter->by_count > 0) {
-        status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        const tg_status status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        if (status != TG_OK)
+            return status;
     } else {
-        for (size_t i = 0; status == TG_OK && i < dimension_count; i++)
-            status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+        for (size_t i = 0; i < dimension_count; i++) {
+            const tg_status status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+            if (status != TG_OK)
+                return status;
+        }
         decision->identity_count = (uint8_t)dimension_count;
     }
-    for (size_t i = 0; status == TG_OK && i < decision->identity_count; i++)
-        status = add_targets(plan, limiter, 0, i, cost, decision, error);
-    return status;
+    const size_t identity_count = decision->identity_count;
+    for (size_t i = 0; i < identity_count; i++) {
+        const tg_status status = add_targets(plan, limiter, 0, i, cost, decision, error);
+        if (status != TG_OK)
+            return status;
+    }
+    return TG_OK;
 }
 
 /* ---- asking the store ---- */
@@ -274,19 +296,11 @@ decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *
     return true;
 }
 
-/* Never fails: what a silent store leaves open, on_store_failure answers. */
-static void
-decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+static __attribute__((noinline, cold)) void
+decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan,
+                     tg_decision *decision, const tg_error *error)
 {
-    tg_store *store = limiters[0]->store;
-    tg_error error;
-    if (store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error) ==
-        TG_OK) {
-        tg__success_seen(store);
-        tg__decision_report(decision);
-        return;
-    }
-    tg__failure_seen(store, &error);
+    tg__failure_seen(limiters[0]->store, error);
     tg_store *local = NULL;
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
@@ -300,7 +314,24 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 
-static tg_status
+/* Never fails: what a silent store leaves open, on_store_failure answers. */
+static inline void
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+{
+    tg_store *const store = limiters[0]->store;
+    tg_error error;
+    const tg_status status =
+        store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error);
+    if (__builtin_expect(status != TG_OK, 0)) {
+        decide_without_store(limiters, limiter_count, op, plan, decision, &error);
+        return;
+    }
+    if (__builtin_expect(atomic_load_explicit(&store->failing, memory_order_relaxed), 0))
+        tg__success_seen(store);
+    tg__decision_report(decision);
+}
+
+static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
@@ -326,7 +357,7 @@ tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dime
 }
 
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
-static tg_status
+static __attribute__((noinline)) tg_status
 administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
            tg_error *error)
 {
@@ -528,7 +559,7 @@ tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t li
         return TG_OK; /* all of it waits for the body */
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
-    decide(limiters, limiter_count, TG_OP_HIT, &plan, &judgement->decision);
+    decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
     *reported = conclude(limiters, judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
