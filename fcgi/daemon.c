@@ -246,6 +246,32 @@ open_gate(const options *set, tg_clock *clock, tg_gate **gate, tg_error *error)
     return tg_gate_open(&gate_options, gate, error);
 }
 
+/* As `tidegate check --face` says it. */
+static int
+check_rules(const options *set, const char *path, tg_error *error)
+{
+    static tg_warning warnings[256];
+    const size_t room = sizeof warnings / sizeof *warnings;
+    const tg_check_options check = {
+        .path = tg_text_of(path),
+        .store = tg_text_of(set->store),
+        .face = tg_text_of(set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
+    };
+    size_t count;
+    if (tg_check(&check, warnings, room, &count, error) != TG_OK) {
+        fprintf(stderr, "tidegate-fcgi: %s\n", error->message);
+        return 1;
+    }
+    for (size_t i = 0; i < count && i < room; i++) {
+        printf("%s:", path);
+        if (warnings[i].line)
+            printf("%u:%u:", warnings[i].line, warnings[i].column ? warnings[i].column : 1);
+        printf(" warning: %s [%s]\n", warnings[i].message, warnings[i].code);
+    }
+    printf("tidegate-fcgi: %s: ok\n", path);
+    return 0;
+}
+
 /* As many descriptors as the system lets us have, and no more connections than those allow. */
 static void
 fit_descriptors(options *set)
@@ -315,8 +341,7 @@ main(int argument_count, char **arguments)
             goto done;
         }
     if (set.check) {
-        printf("tidegate-fcgi: %s: ok\n", state.config ? state.config : "");
-        leave = 0;
+        leave = check_rules(&set, state.config, &error);
         goto done;
     }
     fit_descriptors(&set);

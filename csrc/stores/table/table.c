@@ -1007,6 +1007,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     status = tg__place_parse(uri, options->clock != NULL, &place, error);
     if (status != TG_OK)
         return status;
+    place.existing = options->existing;
     status = tg__map_open(&place, &map, error);
     tg_table *table = status == TG_OK ? calloc(1, sizeof *table) : NULL;
     if (!table) {

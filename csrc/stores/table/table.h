@@ -169,6 +169,7 @@ typedef struct tg_place {
     uid_t owners[8];
     size_t owner_count;
     bool manual;
+    bool existing;        /* never make it */
 } tg_place;
 
 tg_status tg__place_parse(const tg_store_uri *uri, bool manual, tg_place *place, tg_error *error);
