@@ -51,10 +51,11 @@ PYTHON = .venv/bin/python
 
 LIB_SRC := $(sort $(shell find csrc -name '*.c' -not -path 'csrc/cli/*'))
 FCGI_SRC := $(sort $(wildcard fcgi/*.c))
+CLI_SRC := $(sort $(wildcard csrc/cli/*.c))
 # The rest of the room is what its tests and the benchmark's constant responder link.
 FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
-# A source without a main() is a piece that others include.
-TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exec grep -lE '^(int )?main\b' {} +))
+# A source without a main() is a piece that others include; a peer_ is a program of its own that a test builds.
+TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -not -name 'peer_*' -exec grep -lE '^(int )?main\b' {} +))
 # Under the thread sanitizer only what has threads.
 ifeq ($(VARIANT),tsan)
 TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_SRC) /dev/null))
@@ -67,8 +68,9 @@ BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 HOOKS_OBJ := $(LIB_SRC:%.c=$(B)/hooks/%.o)
 FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
-PROGRAMS := $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -129,7 +131,9 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
 
+$(B)/bin/tidegate: $(CLI_OBJ) $(B)/lib/libtidegate.a
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
+$(PROGRAMS):
 	@mkdir -p $(@D)
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
@@ -182,7 +186,8 @@ FUZZ_SECONDS ?= 20
 fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
 	@$(MAKE) --no-print-directory -j2 fuzz-programs
 	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
-	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus \
+	    kept=tests/fuzz/corpus/$${target##*/fuzz_}; test -d $$kept || kept=; \
+	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus $$kept \
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
@@ -234,4 +239,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

@@ -2,6 +2,7 @@
  * Must not enter: YAML, faces, what is answered. */
 #include "core/gate.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@ struct tg_gate {
     char *path;
     char *store_uri;       /* as chosen when opened */
     bool store_from_file;
+    bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
     tg_store *store;
     client_entry *clients; /* the newest first */
     const tg_client *first_client;
@@ -289,6 +291,12 @@ choose_path(const tg_gate_options *options, char **path, tg_error *error)
     return *path ? TG_OK : tg__error(error, TG_E_NOMEM, "the path of the rules file");
 }
 
+static bool
+fault_is_absence(tg_status status, const tg_error *fault)
+{
+    return status == TG_E_SYSTEM && fault->system_error == ENOENT;
+}
+
 static tg_status
 open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *config, tg_error *error)
 {
@@ -301,9 +309,14 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
     gate->store_uri = strndup(chosen.data, chosen.length);
     if (!gate->store_uri)
         return tg__error(error, TG_E_NOMEM, "the store's name");
-    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us };
+    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us,
+                                             .existing = options->look };
     tg_error fault;
-    const tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
+    tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
+    if (options->look && fault_is_absence(status, &fault)) {
+        gate->stands_in = true;
+        status = tg_store_open(tg_text_of("memory://tidegate-look"), &store_options, &gate->store, &fault);
+    }
     if (status != TG_OK && error) {
         *error = fault;
         if (gate->store_from_file && config->store_line) {
@@ -442,6 +455,32 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
                                     : no_such_policy(now->config, name, error);
     unpin(gate, pinned);
     return status;
+}
+
+tg_held
+tg__gate_hold(tg_gate *gate)
+{
+    const size_t pinned = pin(gate);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    return (tg_held){ now->config, now->client, now->limiters, pinned };
+}
+
+const char *
+tg__gate_store_uri(const tg_gate *gate)
+{
+    return gate->store_uri;
+}
+
+bool
+tg__gate_stands_in(const tg_gate *gate)
+{
+    return gate->stands_in;
+}
+
+void
+tg__gate_let_go(tg_gate *gate, const tg_held *held)
+{
+    unpin(gate, held->slot);
 }
 
 tg_store *

@@ -547,7 +547,7 @@ tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_r
         return status;
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
-    decide(limiters, limiter_count, TG_OP_HIT, &plan, &judgement->decision);
+    decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
     *reported = conclude(limiters, judgement);
     return TG_OK;
 }

@@ -217,6 +217,7 @@ typedef struct tg_store tg_store;
 typedef struct tg_store_options {
     tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
     uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
+    bool existing;       /* only what is there: a table is never made */
 } tg_store_options;
 
 /* Opens a store, or takes another reference to one this process has open under the same URI and clock.
@@ -230,7 +231,7 @@ typedef struct tg_store_options {
  * TG_E_CONFIG  the URI is wrong, or two references name different sizes
  * TG_E_TRUST   path, owner, mode and the option that would allow it are in the message
  * TG_E_FORMAT  damaged or foreign file, other clock kind
- * TG_E_SYSTEM  the system refused (no space: nothing is left behind)
+ * TG_E_SYSTEM  the system refused (no space: nothing is left behind); with `existing` ENOENT where there is no table
  * Blocks on a file lock while another process makes the table. */
 TG_API tg_status tg_store_open(tg_text uri, const tg_store_options *options, tg_store **store, tg_error *error);
 TG_API void tg_store_close(tg_store *store); /* accepts NULL; decisions under way on other threads must have ended */
@@ -283,6 +284,7 @@ typedef struct tg_request {
     tg_text body;  /* at most TG_BODY_BYTES_MAX of it; looked at where `body_read` says that it is there */
     bool body_read;
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
+    bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -417,6 +419,7 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
 } tg_gate_options;
 
 /* A policy that asks for what the face cannot know is TG_E_CONFIG when the file is read: it would never limit anybody.
@@ -477,6 +480,67 @@ struct tg_answer {
  * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1.
  * For what tg_limiters_judge said: a rules file has its own texts, statuses and fields, which tg_gate_judge gives. */
 TG_API void tg_answer_make(const tg_judgement *judgement, tg_answer *answer);
+
+/* ---- looking at it: explain and check ------------------------------------------------------------------------------ */
+
+typedef struct tg_explained_policy {
+    char name[TG_NAME_BYTES_MAX + 1];
+    unsigned line;  /* where it begins in the rules file */
+    bool applies;
+    char why[320];  /* "path matches \"/login\"", "method GET is none of POST" */
+} tg_explained_policy;
+
+/* What one request would meet. */
+typedef struct tg_explanation {
+    tg_judgement judgement;  /* as of a peek */
+    tg_answer answer;        /* what a client would get if it asked now; texts point into this struct */
+    const tg_explained_policy *policies; /* all of the file, in its order */
+    size_t policy_count;
+    size_t applied[TG_LIMITERS_MAX]; /* indexes of those that apply: results[i].limiter counts in these */
+    size_t applied_count;
+    char client[TG_ADDRESS_TEXT_MAX]; /* empty: cannot be told */
+    char client_why[320];             /* from where the address was taken */
+    char identities[TG_DIMENSIONS_MAX][400]; /* of judgement.decision, as keyed; see tg_identity_show */
+    char store[120];                  /* its URI */
+    bool store_missing;               /* opened to look (tg_gate_options) and nobody has counted there yet */
+    uint64_t now_us, generation;
+    int64_t utc_offset_us;
+} tg_explanation;
+
+/* What tg_gate_judge would say of this request, and why: takes nothing. The store is asked, so a segment lock may be waited
+ * for. Allocates. Returns what tg_gate_judge would. */
+TG_API tg_status tg_gate_explain(tg_gate *gate, const tg_request *request, uint64_t cost, tg_explanation **explanation,
+                                 tg_error *error);
+TG_API void tg_explanation_close(tg_explanation *explanation); /* accepts NULL */
+
+/* Takes a text piece by piece; the pieces are borrowed for the call. */
+typedef void tg_sink(void *context, tg_text piece);
+/* For a person, or as one JSON object; every face shows the same. */
+TG_API void tg_explanation_write(const tg_explanation *explanation, bool json, tg_sink *sink, void *context);
+
+/* "ip 203.0.113.9 + header:x-api-key (hidden, 24 bytes, #5d41402a)". Addresses, users, paths, methods and hosts are shown,
+ * shortened where long; any other value may be a secret: its length and four bytes of its digest tell two of them apart. */
+TG_API void tg_identity_show(const tg_identity *identity, char *text, size_t size);
+
+/* What somebody should look at, though it works. */
+typedef struct tg_warning {
+    char code[32];      /* "never-bites", each with a paragraph in docs/cli.md */
+    unsigned line;      /* 1-based; 0: of the file as a whole */
+    unsigned column;    /* 1-based; 0: not known */
+    char message[480];  /* without file and position */
+} tg_warning;
+
+typedef struct tg_check_options {
+    tg_text path;  /* as in tg_gate_options */
+    tg_text store; /* likewise; only looked at, never opened */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth"; empty: any. TG_E_ARG: another */
+} tg_check_options;
+
+/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
+ *
+ * warnings  receives at most `room`, in the file's order; `count` says how many there are
+ * TG_E_CONFIG  the file is wrong: line, column, and what was expected */
+TG_API tg_status tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error);
 
 #ifdef __cplusplus
 }

@@ -223,6 +223,10 @@ PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `field
 PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
                            uint64_t cost);
 
+/* ---- explain.c ---- */
+
+PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs);
+
 /* ---- send.c ---- */
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);

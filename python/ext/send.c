@@ -1,5 +1,5 @@
-/* The fields of a request's judgements on the answer that goes out: what an ASGI face would do for every message in Python,
- * where it costs more than the decision itself.
+/* The fields of a request's judgements on the answer that goes out: what an ASGI face would do for every message in
+ * Python, where it costs more than the decision itself.
  * Must not enter: deciding, and which fields there are. */
 #include "ext.h"
 
@@ -102,7 +102,7 @@ merge(PyObject *headers, tgpy_judgement *judgement)
     return merged;
 }
 
-/* ---- the common answer: let through, under one limit or several, by an application that writes no such fields itself ---- */
+/* ---- the common answer: let through, by an application that writes no such fields itself ---- */
 
 /* A new reference to (name, value). */
 static PyObject *
@@ -238,8 +238,8 @@ tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send)
 {
     /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
     static PyMethodDef definition = { "send", send_message, METH_O,
-                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens an "
-                                      "answer." };
+                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens "
+                                      "an answer." };
     PyObject *self = PyTuple_Pack(3, judgements, send, module);
     PyObject *bound = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
     Py_XDECREF(self);

@@ -195,6 +195,7 @@ class Gate:
         store: str | None = None,
         clock: ManualClock | None = None,
         timeout: float = 0.05,
+        look: bool = False,  # a table that is not there is not made: an empty one stands in
     ) -> Self: ...
     @property
     def generation(self) -> int: ...
@@ -202,6 +203,18 @@ class Gate:
     def enabled(self) -> bool: ...
     def reload(self) -> None: ...
     def names(self, kind: str, /) -> bool: ...
+    def explain_as(
+        self,
+        method: str,
+        path: str,
+        headers: tuple[tuple[_Part, ...], ...] = (),
+        peer: str | None = None,
+        host: str | None = None,
+        user: str | None = None,
+        route: str | None = None,
+        cost: int = 1,
+        json: bool = False,
+    ) -> str: ...
     def judge_asgi(
         self,
         scope: Mapping[str, Any],

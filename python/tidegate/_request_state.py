@@ -21,8 +21,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SCOPE_KEY = "tidegate"
 
 
-# The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is made
-# for each request, and because the compiled part then knows that a send wrapper puts the fields on the answer.
+# The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is
+# made for each request, and because the compiled part then knows that a send wrapper puts the fields on the answer.
 RequestState = list[Judgement]
 
 

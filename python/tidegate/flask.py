@@ -143,8 +143,8 @@ def _settle(judgement: Judgement, state: RequestState) -> None:
 
 
 class RateLimit:
-    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own, such as
-    `blueprint.before_request(limit.check)`.
+    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own,
+    such as `blueprint.before_request(limit.check)`.
 
     enabled   set it to False and it lets everything through without asking the store
     """
@@ -273,8 +273,8 @@ def rate_limit(
     user     callable() -> the user's id or None; without it Flask-Login's user, else g.user
 
     The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
-    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in whole
-    seconds, rounded up (RFC 9110 10.2.3).
+    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
+    whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
@@ -324,7 +324,9 @@ class Tidegate:
         enabled: bool | None = None,
     ) -> None:
         self.enabled = True
-        self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        self.gate = (
+            Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        )
         self._needs: Needs | None = None
         self.limit: Limit | None = None
         if default is not None or limit is not None or window_seconds is not None:

@@ -1,4 +1,5 @@
-"""Answers, asgi_hit and asgi_enter: what the compiled part does for an admitted request, and when it leaves it to Python."""
+"""Answers, asgi_hit and asgi_enter: what the compiled part does for an admitted request, and when it leaves it to
+Python."""
 
 import asyncio
 import gc

@@ -1,8 +1,7 @@
 """A log replayed through the middleware with the log's times: each decision is the reference's.
 
-The log, its rules and the reference's answers are those of tests/fcgi/test_replay.py, which asks the same of nginx and the
-daemon. `TIDEGATE_ACCESS_LOG` names a real log in the combined format to replay that too.
-"""
+The log, its rules and the reference's answers are those of tests/fcgi/test_replay.py, which asks the same of nginx
+and the daemon. `TIDEGATE_ACCESS_LOG` names a real log in the combined format to replay that too. """
 
 import asyncio
 import sys
@@ -49,7 +48,8 @@ async def ask(app: TidegateMiddleware, client: str, method: str, target: str) ->
     path, _, query = target.partition("?")
     scope = {
         "type": "http", "method": method, "path": unquote(path, errors="replace"), "raw_path": path.encode(),
-        "query_string": query.encode(), "headers": [(b"x-forwarded-for", client.encode())], "client": ("127.0.0.1", 40000),
+        "query_string": query.encode(), "headers": [(b"x-forwarded-for", client.encode())],
+        "client": ("127.0.0.1", 40000),
     }  # fmt: skip
     await app(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])

@@ -627,7 +627,7 @@ again:
         }
         if (!has_block(now, at)) {
             /* A known key goes on in its own log, less finely: in a bucket it would be given its limit once more. */
-            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log, &at->change);
+            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log);
             if (at->squeeze)
                 return;
             overflow(now, i, writing);
@@ -1005,6 +1005,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     status = tg__place_parse(uri, options->clock != NULL, &place, error);
     if (status != TG_OK)
         return status;
+    place.existing = options->existing;
     status = tg__map_open(&place, &map, error);
     tg_table *table = status == TG_OK ? calloc(1, sizeof *table) : NULL;
     if (!table) {
