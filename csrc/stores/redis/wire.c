@@ -1,0 +1,380 @@
+/* One connection: opening it, sending, reading a reply, all by one deadline. hiredis reads the replies; the socket is
+ * ours, because its own calls have a timeout each, not one for all of them, and write(2) in ways that raise SIGPIPE.
+ * Must not enter: what a command means. */
+#include "stores/redis/redis.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t
+tg__monotonic_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* ---- waiting ---- */
+
+/* ppoll: poll's whole milliseconds would round a deadline. */
+static tg_trouble
+wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error *error)
+{
+    for (;;) {
+        const uint64_t now_us = tg__monotonic_us();
+        if (now_us >= deadline_us) {
+            tg__error(error, TG_E_STORE, "redis: no answer in time (%s)", what);
+            return TG__TROUBLE_TIMEOUT;
+        }
+        const uint64_t left_us = deadline_us - now_us;
+        const struct timespec left = { (time_t)(left_us / 1000000), (long)(left_us % 1000000) * 1000 };
+        struct pollfd poll = { .fd = fd, .events = events };
+        const int ready = ppoll(&poll, 1, &left, NULL);
+        if (ready > 0)
+            return TG__TROUBLE_NONE; /* an error on the socket too: the next call on it tells which */
+        if (ready == -1 && errno != EINTR) {
+            tg__error_system(error, TG_E_STORE, errno, "redis: poll");
+            return TG__TROUBLE_LINK;
+        }
+    }
+}
+
+/* ---- names ---- */
+
+/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. */
+typedef struct tg_lookup {
+    pthread_mutex_t lock;
+    pthread_cond_t answered;
+    bool done, given_up;
+    int result;
+    char host[TG__REDIS_HOST_MAX + 1], port[8];
+    struct addrinfo *found;
+} tg_lookup;
+
+static void
+lookup_free(tg_lookup *lookup)
+{
+    if (lookup->found)
+        freeaddrinfo(lookup->found);
+    pthread_cond_destroy(&lookup->answered);
+    pthread_mutex_destroy(&lookup->lock);
+    free(lookup);
+}
+
+static void *
+lookup_run(void *argument)
+{
+    tg_lookup *lookup = argument;
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG };
+    struct addrinfo *found = NULL;
+    const int result = getaddrinfo(lookup->host, lookup->port, &hints, &found);
+    pthread_mutex_lock(&lookup->lock);
+    lookup->result = result;
+    lookup->found = result == 0 ? found : NULL;
+    lookup->done = true;
+    const bool given_up = lookup->given_up;
+    pthread_cond_signal(&lookup->answered);
+    pthread_mutex_unlock(&lookup->lock);
+    if (given_up)
+        lookup_free(lookup);
+    return NULL;
+}
+
+static tg_lookup *
+lookup_start(const tg_redis_address *address, tg_error *error)
+{
+    tg_lookup *lookup = calloc(1, sizeof *lookup);
+    if (!lookup) {
+        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *lookup);
+        return NULL;
+    }
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&lookup->lock, NULL);
+    pthread_cond_init(&lookup->answered, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    memcpy(lookup->host, address->host, sizeof lookup->host);
+    snprintf(lookup->port, sizeof lookup->port, "%u", address->port);
+    pthread_attr_t detached;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    const int failure = pthread_create(&thread, &detached, lookup_run, lookup);
+    pthread_attr_destroy(&detached);
+    if (failure) {
+        tg__error_system(error, TG_E_STORE, failure, "redis: a thread to look '%s' up", address->host);
+        lookup_free(lookup);
+        return NULL;
+    }
+    return lookup;
+}
+
+/* Numbers need no lookup and no thread; names do. */
+static tg_trouble
+resolve(const tg_redis_address *address, uint64_t deadline_us, struct addrinfo **found, tg_error *error)
+{
+    const struct addrinfo numeric = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
+    char port[8];
+    snprintf(port, sizeof port, "%u", address->port);
+    if (getaddrinfo(address->host, port, &numeric, found) == 0)
+        return TG__TROUBLE_NONE;
+    tg_lookup *lookup = lookup_start(address, error);
+    if (!lookup)
+        return TG__TROUBLE_LINK;
+    const struct timespec until = { (time_t)(deadline_us / 1000000), (long)(deadline_us % 1000000) * 1000 };
+    pthread_mutex_lock(&lookup->lock);
+    while (!lookup->done && pthread_cond_timedwait(&lookup->answered, &lookup->lock, &until) == 0)
+        continue;
+    const bool done = lookup->done;
+    const int result = lookup->result;
+    lookup->given_up = !done;
+    if (done) {
+        *found = lookup->found;
+        lookup->found = NULL;
+    }
+    pthread_mutex_unlock(&lookup->lock);
+    if (!done) {
+        tg__error(error, TG_E_STORE, "redis: the name '%s' was not found in time", address->host);
+        return TG__TROUBLE_TIMEOUT;
+    }
+    lookup_free(lookup);
+    if (result != 0) {
+        tg__error(error, TG_E_STORE, "redis: the name '%s': %s", address->host, gai_strerror(result));
+        return TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+/* ---- connecting ---- */
+
+static tg_trouble
+connect_to(tg_redis_wire *wire, const struct sockaddr *to, socklen_t to_bytes, uint64_t deadline_us,
+           const tg_redis_address *address, tg_error *error)
+{
+    const int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd == -1) {
+        tg__error_system(error, TG_E_STORE, errno, "redis: socket");
+        return TG__TROUBLE_LINK;
+    }
+    atomic_store(&wire->fd, fd);
+    const int one = 1;
+    if (to->sa_family != AF_UNIX) {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    }
+    int failure = 0;
+    while (connect(fd, to, to_bytes) == -1) {
+        failure = errno;
+        if (failure != EAGAIN)
+            break;
+        /* A unix socket whose queue is full says EAGAIN and cannot be waited for. */
+        if (tg__monotonic_us() >= deadline_us)
+            break;
+        usleep(1000);
+        failure = 0;
+    }
+    if (failure == EINPROGRESS || failure == EINTR) {
+        const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, "connecting", error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        socklen_t bytes = sizeof failure;
+        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &bytes) == -1)
+            failure = errno;
+    }
+    if (failure) {
+        tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
+        return failure == EAGAIN ? TG__TROUBLE_TIMEOUT : TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+static tg_trouble
+connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    if (address->port == 0) {
+        struct sockaddr_un to = { .sun_family = AF_UNIX };
+        memcpy(to.sun_path, address->host, strlen(address->host) + 1);
+        return connect_to(wire, (const struct sockaddr *)&to, sizeof to, deadline_us, address, error);
+    }
+    struct addrinfo *found = NULL;
+    tg_trouble trouble = resolve(address, deadline_us, &found, error);
+    if (trouble != TG__TROUBLE_NONE)
+        return trouble;
+    /* Each address of a name gets its share of the time that is left: one that is silent must not cost all of it. */
+    unsigned left = 0;
+    for (const struct addrinfo *one = found; one; one = one->ai_next)
+        left++;
+    trouble = TG__TROUBLE_LINK;
+    for (const struct addrinfo *one = found; one; one = one->ai_next, left--) {
+        const uint64_t now_us = tg__monotonic_us();
+        const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / left : deadline_us;
+        trouble = connect_to(wire, one->ai_addr, one->ai_addrlen, until_us, address, error);
+        if (trouble == TG__TROUBLE_NONE)
+            break;
+        tg__wire_close(wire);
+    }
+    freeaddrinfo(found);
+    return trouble;
+}
+
+tg_trouble
+tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    const tg_trouble trouble = connect_any(wire, address, deadline_us, error);
+    if (trouble != TG__TROUBLE_NONE)
+        return trouble;
+    wire->reader = redisReaderCreate();
+    if (!wire->reader) {
+        tg__error(error, TG_E_NOMEM, "redis: a reply reader");
+        return TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+void
+tg__wire_close(tg_redis_wire *wire)
+{
+    const int fd = atomic_exchange(&wire->fd, -1); /* first: a child forked now must not close a number reused by then */
+    redisReader *reader = wire->reader;
+    wire->reader = NULL;
+    if (fd != -1)
+        close(fd);
+    if (reader)
+        redisReaderFree(reader);
+}
+
+/* ---- talking ---- */
+
+tg_trouble
+tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent, tg_error *error)
+{
+    const int fd = atomic_load(&wire->fd);
+    if (unsent)
+        *unsent = true;
+    while (count > 0) {
+        const struct msghdr message = { .msg_iov = pieces, .msg_iovlen = (size_t)count };
+        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+        if (sent == -1) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                tg__error_system(error, TG_E_STORE, errno, "redis: send");
+                return TG__TROUBLE_LINK;
+            }
+            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, "sending", error);
+            if (trouble != TG__TROUBLE_NONE)
+                return trouble;
+            continue;
+        }
+        if (unsent && sent > 0)
+            *unsent = false;
+        while (count > 0 && (size_t)sent >= pieces->iov_len) {
+            sent -= (ssize_t)pieces->iov_len;
+            pieces++, count--;
+        }
+        if (count > 0) {
+            pieces->iov_base = (char *)pieces->iov_base + sent;
+            pieces->iov_len -= (size_t)sent;
+        }
+    }
+    return TG__TROUBLE_NONE;
+}
+
+tg_trouble
+tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error)
+{
+    const int fd = atomic_load(&wire->fd);
+    char bytes[4096];
+    for (;;) {
+        void *complete = NULL;
+        if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
+            tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (%s)", wire->reader->errstr);
+            return TG__TROUBLE_LINK;
+        }
+        if (complete) {
+            *reply = complete;
+            return TG__TROUBLE_NONE;
+        }
+        const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
+        if (got > 0) {
+            if (redisReaderFeed(wire->reader, bytes, (size_t)got) != REDIS_OK) {
+                tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);
+                return TG__TROUBLE_LINK;
+            }
+        } else if (got == 0) {
+            tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+            return TG__TROUBLE_LINK;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, "reply", error);
+            if (trouble != TG__TROUBLE_NONE)
+                return trouble;
+        } else if (errno != EINTR) {
+            tg__error_system(error, TG_E_STORE, errno, "redis: receive");
+            return TG__TROUBLE_LINK;
+        }
+    }
+}
+
+bool
+tg__wire_sound(const tg_redis_wire *wire)
+{
+    char byte;
+    const ssize_t got = recv(atomic_load(&wire->fd), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
+/* ---- commands ---- */
+
+static void
+put(tg_resp *resp, const void *data, size_t length)
+{
+    if (length > resp->size - resp->length) {
+        resp->full = true;
+        return;
+    }
+    memcpy(resp->data + resp->length, data, length);
+    resp->length += length;
+}
+
+void
+tg__resp_count(tg_resp *resp, char kind, size_t count)
+{
+    char digits[24], *at = digits + sizeof digits;
+    *--at = '\n';
+    *--at = '\r';
+    do {
+        *--at = (char)('0' + count % 10);
+        count /= 10;
+    } while (count);
+    *--at = kind;
+    put(resp, at, (size_t)(digits + sizeof digits - at));
+}
+
+void
+tg__resp_bulk(tg_resp *resp, const void *data, size_t length)
+{
+    tg__resp_count(resp, '$', length);
+    if (length)
+        put(resp, data, length);
+    put(resp, "\r\n", 2);
+}
+
+void
+tg__resp_command(tg_resp *resp, size_t count, const char *const *words)
+{
+    tg__resp_count(resp, '*', count);
+    for (size_t i = 0; i < count; i++)
+        tg__resp_bulk(resp, words[i], strlen(words[i]));
+}
