@@ -6,8 +6,9 @@ B ?= build
 # VARIANT=asan or tsan: the same targets under sanitizers, in a folder of their own below B.
 VARIANT ?= plain
 PREFIX ?= /usr/local
-CC ?= gcc
-AR ?= ar
+ifeq ($(origin CC),default)
+CC = gcc
+endif
 CFLAGS ?= -O2 -g
 WARN = -std=c11 -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
 PKGS = libsodium yaml-0.1 hiredis

@@ -19,6 +19,8 @@ static PyType_Slot slots[] = { { Py_tp_methods, methods }, { 0, NULL } };
 static PyType_Spec spec = { .name = "empty_method.Empty", .flags = Py_TPFLAGS_DEFAULT, .slots = slots };
 static struct PyModuleDef module = { PyModuleDef_HEAD_INIT, .m_name = "empty_method", .m_size = -1 };
 
+PyMODINIT_FUNC PyInit_empty_method(void);
+
 PyMODINIT_FUNC
 PyInit_empty_method(void)
 {

@@ -87,7 +87,7 @@ def make(build: Path) -> Iterator[object]:
         done = subprocess.run(
             ["make", "--no-print-directory", "-s", "-j2", f"B={build}", f"VARIANT={variant}", target],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        )
         if done.returncode != 0:
             pytest.fail(f"make {target} ({variant}):\n{done.stdout}{done.stderr}", pytrace=False)
 

@@ -68,6 +68,10 @@ void
 tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
 {
     tg_level bucket = level_of(rule, state, now_us);
+    if (bucket.level == 0) {
+        *next = *state; /* fresh: nothing to give, and a state that may as well have been forgotten learns no time */
+        return;
+    }
     const tg_u128 given = (tg_u128)cost * rule->period_us;
     bucket.level = bucket.level > given ? bucket.level - given : 0;
     store(bucket, next);

@@ -109,6 +109,10 @@ tg__counter_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, 
                    uint64_t stamp_us, tg_state *next)
 {
     tg_window window = window_of(rule, state, now_us);
+    if (window.current == 0 && window.previous == 0) {
+        *next = *state; /* fresh: nothing to give, and a state that may as well have been forgotten learns no time */
+        return;
+    }
     if (!own || (window.index > 0 && stamp_us == window.index - 1))
         give(&window.previous, &cost);
     if (!own || stamp_us == window.index)

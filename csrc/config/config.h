@@ -25,7 +25,8 @@ typedef struct tg_policy {
 
 typedef struct tg_config {
     char *path;
-    char *store; /* NULL: not named */
+    char *store;         /* NULL: not named */
+    unsigned store_line; /* where it stands in the file */
     char space[TG_NAME_BYTES_MAX + 1];
     tg_text *trusted_proxies;
     size_t trusted_proxy_count;

@@ -550,8 +550,8 @@ make_rule(tg_parser *parser, const tg_saying *saying, tg_algorithm preferred, tg
                     why);
     if (saying->aligned_span.length && saying->calendar)
         return fail(parser, saying->aligned_span,
-                    "found `aligned` on a month or year, expected weeks or shorter: these are 30 and 365 days and would "
-                    "not follow the calendar");
+                    "found `aligned` on a month or year, expected weeks or shorter: these are 30 and 365 days and "
+                    "would not follow the calendar");
     *rule = (tg_rule){
         .limit = saying->limit,
         .period_us = saying->period_us,

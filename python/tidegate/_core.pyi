@@ -1,14 +1,18 @@
 """The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined."""
 
+import os
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, Self, TypeAlias, final
 
-from typing_extensions import Self
+# Any content, also none; a str counts as its UTF-8.
+_Part: TypeAlias = str | bytes
+# {"ip": address, "ip+user": (address, user)}
+_Dims: TypeAlias = Mapping[str, _Part | tuple[_Part, ...]]
 
 __version__: Final[str]
 
 class Error(Exception):
-    """Whatever tidegate raises. `code` is the C status, such as "TG_E_RULE"."""
+    """Whatever tidegate raises but TypeError, ValueError and MemoryError for arguments. `code` is the C status, such as "TG_E_RULE"."""
 
     code: str
 
@@ -42,26 +46,41 @@ class ManualClock:
     def now_us(self) -> int: ...
     @now_us.setter
     def now_us(self, value: int) -> None: ...
-    def advance(self, seconds: float) -> None: ...
-    def advance_us(self, microseconds: int) -> None: ...
+    def advance(self, seconds: float, /) -> None: ...
+    def advance_us(self, microseconds: int, /) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class RuleResult:
     """What one rule said about one identity."""
 
-    rule: str
-    allowed: bool
-    limit: int
-    burst: int
-    period_us: int
-    algorithm: str
-    remaining: int
-    retry_after_us: int | None
-    reset_after_us: int
-    delay_us: int
-    retry_after: float
-    reset_after: float
-    delay: float
+    @property
+    def rule(self) -> str: ...
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def burst(self) -> int: ...
+    @property
+    def period_us(self) -> int: ...
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def remaining(self) -> int: ...
+    @property
+    def retry_after_us(self) -> int | None: ...
+    @property
+    def reset_after_us(self) -> int: ...
+    @property
+    def delay_us(self) -> int: ...
+    @property
+    def retry_after(self) -> float: ...
+    @property
+    def reset_after(self) -> float: ...
+    @property
+    def delay(self) -> float: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Decision:
@@ -93,6 +112,7 @@ class Decision:
     @property
     def delay_us(self) -> int: ...
     def refund(self) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Limiter:
@@ -110,9 +130,9 @@ class Limiter:
         trusted_proxies: Sequence[str] | None = None,
         client_header: str | None = None,
         user_header: str | None = None,
-        on_store_failure: str = "open",
-        on_full: str = "overflow",
-        missing_identity: str = "reject 401",
+        on_store_failure: str | None = None,  # "open" (default), "closed", "local"
+        on_full: str | None = None,  # "overflow" (default), "open", "closed"
+        missing_identity: str | None = None,  # "reject 401" (default), "reject 400", "shared"
         timeout: float = 0.05,
         config: str | None = None,
         enabled: bool | None = None,
@@ -123,35 +143,21 @@ class Limiter:
     def rules(self) -> tuple[str, ...]: ...
     @property
     def enabled(self) -> bool: ...
-    def hit(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Decision: ...
-    def peek(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Decision: ...
-    def reset(
-        self, *parts: str | bytes, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> None: ...
-    def refund(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> None: ...
-    def hit_async(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Awaitable[Decision]: ...
-    def peek_async(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Awaitable[Decision]: ...
-    def reset_async(
-        self, *parts: str | bytes, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Awaitable[None]: ...
-    def refund_async(
-        self, *parts: str | bytes, cost: int = 1, dims: Mapping[str, str | bytes | tuple[str | bytes, ...]] | None = None
-    ) -> Awaitable[None]: ...
+    def hit(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Decision: ...
+    def peek(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Decision: ...
+    def reset(self, *parts: _Part, dims: _Dims | None = None) -> None: ...
+    def refund(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> None: ...
+    def hit_async(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Awaitable[Decision]: ...
+    def peek_async(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Awaitable[Decision]: ...
+    def reset_async(self, *parts: _Part, dims: _Dims | None = None) -> Awaitable[None]: ...
+    def refund_async(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Awaitable[None]: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Judgement:
-    """The answer to one request: what tg_judgement and tg_answer hold."""
+    """The answer to one request: what tg_judgement and tg_answer hold. True when it may go on."""
 
+    def __bool__(self) -> bool: ...
     @property
     def outcome(self) -> str: ...  # "unmatched" "allowed" "denied" "forbidden" "unidentified" "unavailable"
     @property
@@ -168,6 +174,7 @@ class Judgement:
     def fields_text(self) -> list[tuple[str, str]]: ...  # usual case, for WSGI
     @property
     def body(self) -> bytes: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Gate:
@@ -175,7 +182,7 @@ class Gate:
 
     def __new__(
         cls,
-        config: str | None = None,
+        config: str | os.PathLike[str] | None = None,
         *,
         store: str | None = None,
         clock: ManualClock | None = None,
@@ -183,10 +190,13 @@ class Gate:
     ) -> Self: ...
     @property
     def generation(self) -> int: ...
+    @property
+    def enabled(self) -> bool: ...
     def reload(self) -> None: ...
     def judge_asgi(
         self,
         scope: Mapping[str, Any],
+        /,
         *,
         route: str | None = None,
         user: str | None = None,
@@ -196,16 +206,19 @@ class Gate:
     def judge_wsgi(
         self,
         environ: Mapping[str, Any],
+        /,
         *,
         route: str | None = None,
         user: str | None = None,
         cost: int = 1,
         prior: Sequence[Judgement] = (),
     ) -> Judgement: ...
+    def __reduce__(self) -> NoReturn: ...
 
 def judge_asgi(
     limiters: Sequence[Limiter],
     scope: Mapping[str, Any],
+    /,
     *,
     route: str | None = None,
     user: str | None = None,
@@ -215,11 +228,12 @@ def judge_asgi(
 def judge_wsgi(
     limiters: Sequence[Limiter],
     environ: Mapping[str, Any],
+    /,
     *,
     route: str | None = None,
     user: str | None = None,
     cost: int = 1,
     prior: Sequence[Judgement] = (),
 ) -> Judgement: ...
-def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate) -> str: ...
+def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
 def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

@@ -1,5 +1,5 @@
-/* Runs a trace from stdin on the pure functions and prints one line for each hit and peek: what replay.c says of a store,
- * said of the algorithms alone. */
+/* Runs a trace from stdin on the pure functions and prints one line for each hit and peek: what replay.c says of a
+ * store, said of the algorithms alone. */
 #include "algorithms/pure.h"
 
 int

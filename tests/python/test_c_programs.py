@@ -49,7 +49,7 @@ def test_c_program_passes(name: str, variant: str, build: Path, make: Callable[.
     process = subprocess.Popen(
         [program], cwd=ROOT, env={**os.environ, **SANITIZERS, "TIDEGATE_BUILD": str(build)}, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
+    )
     try:
         output, _ = process.communicate(timeout=SECONDS_MAX)
     except subprocess.TimeoutExpired:

@@ -108,7 +108,9 @@ class State:
         return Verdict(allowed, *self._order(rule, t, retry), delay)
 
     def refund(self, rule: Rule, t: int, cost: int, stamp: int | None = None) -> None:
-        self.give(rule, self.now(rule, t), cost, stamp)
+        t = self.now(rule, t)
+        if not self.fresh(rule, t):  # nothing to give back, and no time to remember: a store may have forgotten it
+            self.give(rule, t, cost, stamp)
 
     def _order(self, rule: Rule, t: int, retry: int | None) -> tuple[int, int | None, int]:
         remaining, reset = self.numbers(rule, t)
@@ -362,7 +364,8 @@ class Table:
         return self.decide(targets, t, cost, take=False)[0]
 
     def refund(self, targets, t: int, cost: int) -> None:
-        for rule, key in targets:
+        """A pair that comes twice is one state: it gives back once, as it was charged once."""
+        for rule, key in {self.key(*target): target for target in reversed(targets)}.values():
             if self.key(rule, key) in self.states:
                 self.states[self.key(rule, key)].refund(rule, t, cost)
 

@@ -83,7 +83,9 @@ static inline tg_log_view
 pure_view(const pure_state *state, pure_cursor *cursor)
 {
     *cursor = (pure_cursor){ state, state->first };
-    tg_log_view view = { .units = state->units, .empty = state->first == state->end, .cursor = cursor, .next = pure_next };
+    tg_log_view view = {
+        .units = state->units, .empty = state->first == state->end, .cursor = cursor, .next = pure_next,
+    };
     if (!view.empty)
         view.newest = state->entries[state->end - 1];
     return view;
@@ -269,9 +271,13 @@ pure_step(pure_table *table, const trace_step *step, const char **fault)
         }
         return pure_judge(table, step->at_us, step->amount, step->verb == TRACE_HIT);
     case TRACE_REFUND:
-        for (size_t k = 0; k < table->keys.key_count; k++)
-            for (size_t r = 0; r < table->rule_count; r++)
+        for (size_t k = 0; k < table->keys.key_count; k++) {
+            bool given = false; /* a key that comes twice was charged once */
+            for (size_t before = 0; before < k; before++)
+                given = given || strcmp(trace_key(&table->keys, before), trace_key(&table->keys, k)) == 0;
+            for (size_t r = 0; !given && r < table->rule_count; r++)
                 pure_refund(table, &table->rules[r], trace_key(&table->keys, k), step->at_us, step->amount, false, 0);
+        }
         return NULL;
     case TRACE_UNDO:
         if (step->amount - 1 >= table->hit_count) {

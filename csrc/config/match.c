@@ -1,0 +1,186 @@
+/* Which of a file's policies a request meets.
+ * Must not enter: YAML, what a policy does. */
+#include "config/match.h"
+
+#include "config/config.h"
+
+enum { PATTERN_BYTES_MAX = 1024 };
+
+/* ---- patterns ---- */
+
+static bool
+compile(tg_arena *arena, tg_text text, tg_pattern *pattern)
+{
+    size_t count = 1;
+    for (size_t i = 0; i < text.length; i++)
+        count += text.data[i] == '*';
+    const char *copy = tg__arena_copy(arena, text);
+    tg_text *pieces = tg__arena_take(arena, count * sizeof *pieces);
+    if (!copy || !pieces)
+        return false;
+    size_t start = 0, piece = 0;
+    for (size_t i = 0; i <= text.length; i++) {
+        if (i < text.length && copy[i] != '*')
+            continue;
+        pieces[piece++] = (tg_text){ copy + start, i - start };
+        start = i + 1;
+    }
+    *pattern = (tg_pattern){ .pieces = pieces, .piece_count = count };
+    return true;
+}
+
+bool
+tg__pattern_path(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault)
+{
+    char normal[TG_PATH_BYTES_MAX];
+    *fault = NULL;
+    if (written.length == 0 || (written.data[0] != '/' && written.data[0] != '*'))
+        *fault = "expected a path that begins with '/' (\"/login\", \"/api/*\")";
+    else if (written.length > PATTERN_BYTES_MAX)
+        *fault = "expected at most 1024 bytes";
+    else if (memchr(written.data, '?', written.length) || memchr(written.data, '#', written.length))
+        *fault = "expected a path alone: the query is never looked at";
+    if (*fault)
+        return true;
+    const tg_text text = { normal, tg__path_normalise(written, normal) };
+    if (!compile(arena, text, pattern))
+        return false;
+    pattern->below = text.length >= 2 && memcmp(text.data + text.length - 2, "/*", 2) == 0;
+    return true;
+}
+
+bool
+tg__pattern_host(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault)
+{
+    char normal[TG_HOST_BYTES_MAX];
+    const char *bracket = written.length ? memrchr(written.data, ']', written.length) : NULL;
+    const char *colon = written.length ? memrchr(written.data, ':', written.length) : NULL;
+    *fault = NULL;
+    if (written.length == 0 || memchr(written.data, '/', written.length) || memchr(written.data, ' ', written.length))
+        *fault = "expected a host's name (\"shop.example\", \"*.shop.example\")";
+    else if (colon && (!bracket || colon > bracket))
+        *fault = "expected a host without a port: ports are not looked at";
+    if (*fault)
+        return true;
+    const size_t length = tg__host_normalise(written, normal);
+    if (length == 0) {
+        *fault = "expected a host's name of at most 255 bytes";
+        return true;
+    }
+    return compile(arena, (tg_text){ normal, length }, pattern);
+}
+
+static bool
+begins(tg_text text, tg_text with)
+{
+    return text.length >= with.length && (with.length == 0 || memcmp(text.data, with.data, with.length) == 0);
+}
+
+/* First and last piece stand at the ends; each piece between them is taken where it is found first. That never has to be
+ * taken back, so the time is linear whatever pattern and path are. */
+bool
+tg__pattern_meets(const tg_pattern *pattern, tg_text text)
+{
+    const tg_text first = pattern->pieces[0], last = pattern->pieces[pattern->piece_count - 1];
+    if (pattern->piece_count == 1)
+        return text.length == first.length && begins(text, first);
+    if (text.length < first.length + last.length || !begins(text, first))
+        return false;
+    if (!begins((tg_text){ text.data + text.length - last.length, last.length }, last))
+        return false;
+    const char *at = text.data + first.length, *end = text.data + text.length - last.length;
+    for (size_t i = 1; i + 1 < pattern->piece_count; i++) {
+        const tg_text piece = pattern->pieces[i];
+        if (piece.length == 0)
+            continue;
+        const char *found = memmem(at, (size_t)(end - at), piece.data, piece.length);
+        if (!found)
+            return false;
+        at = found + piece.length;
+    }
+    return true;
+}
+
+/* ---- requests ---- */
+
+/* A request in the spelling of patterns, each part made when first asked for: most policies look at one. */
+typedef struct subject {
+    const tg_request *request;
+    size_t path_length, host_length, method_length;
+    bool has_path, has_host, has_method;
+    char path[TG_PATH_BYTES_MAX + 1]; /* with a '/' behind it: what lies below */
+    char host[TG_HOST_BYTES_MAX];
+    char method[TG_METHOD_BYTES_MAX];
+} subject;
+
+static bool
+meets_path(const tg_match *match, subject *of)
+{
+    if (match->path_count == 0)
+        return true;
+    if (!of->has_path) {
+        of->path_length = tg__path_normalise(of->request->path, of->path);
+        of->path[of->path_length] = '/';
+        of->has_path = true;
+    }
+    for (size_t i = 0; i < match->path_count; i++)
+        if (tg__pattern_meets(&match->paths[i],
+                              (tg_text){ of->path, of->path_length + (match->paths[i].below && of->path_length > 1) }))
+            return true;
+    return false;
+}
+
+static bool
+meets_method(const tg_match *match, subject *of)
+{
+    if (match->method_count == 0)
+        return true;
+    if (!of->has_method) {
+        of->method_length = tg__method_normalise(of->request->method, of->method);
+        of->has_method = true;
+    }
+    for (size_t i = 0; i < match->method_count; i++) {
+        const tg_text method = match->methods[i];
+        if (method.length == of->method_length && memcmp(method.data, of->method, method.length) == 0)
+            return true; /* HEAD has become GET: the same handler answers it */
+        if (tg__text_is(method, "HEAD") && tg__text_is_nocase(of->request->method, "HEAD"))
+            return true;
+    }
+    return false;
+}
+
+static bool
+meets_host(const tg_match *match, subject *of)
+{
+    if (match->host_count == 0)
+        return true;
+    if (!of->has_host) {
+        of->host_length = tg__host_normalise(of->request->host, of->host);
+        of->has_host = true;
+    }
+    for (size_t i = 0; i < match->host_count; i++)
+        if (tg__pattern_meets(&match->hosts[i], (tg_text){ of->host, of->host_length }))
+            return true;
+    return false;
+}
+
+size_t
+tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX])
+{
+    subject of; /* not cleared: a site without paths in its rules never writes the path's 4 KiB */
+    size_t count = 0;
+    bool decided = false;
+    of.request = request;
+    of.has_path = of.has_host = of.has_method = false;
+    for (size_t i = 0; i < config->policy_count && count < TG_LIMITERS_MAX; i++) {
+        const tg_policy *policy = &config->policies[i];
+        if (decided && !policy->also)
+            continue;
+        if (policy->match && !(meets_method(policy->match, &of) && meets_path(policy->match, &of) &&
+                               meets_host(policy->match, &of)))
+            continue;
+        found[count++] = i;
+        decided |= !policy->also;
+    }
+    return count;
+}

@@ -1,0 +1,480 @@
+/* The gate: a rules file in force, and its change while requests are judged.
+ * Must not enter: YAML, faces, what is answered. */
+#include "config/config.h"
+#include "core/core.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* One reading of the file. Never changed once it is in force. */
+typedef struct snapshot {
+    tg_config *config;
+    const tg_client *client; /* the gate's: see client_entry */
+    tg_limiter **limiters;   /* one for each policy, in the file's order */
+    size_t limiter_count;
+} snapshot;
+
+/* Client options outlive their reading: limiters given out by tg_gate_limiter borrow them. A reading with the same options
+ * as the one before shares its entry, so the list grows only when the options change. */
+typedef struct client_entry {
+    tg_client *client;
+    struct client_entry *next;
+} client_entry;
+
+enum {
+    SLOTS = 16,
+    SLOT_SHIFT = 56 /* of the word below: the slot above, the pins underneath */
+};
+
+typedef struct slot {
+    snapshot *held; /* written under the reload lock, before the slot is in force */
+    /* Pins left on a snapshot that is no longer in force. Below zero while the pins counted in the word have not been
+     * carried over yet. */
+    _Atomic int64_t pins;
+} slot;
+
+struct tg_gate {
+    char *path;
+    char *store_uri;       /* as chosen when opened */
+    bool store_from_file;
+    tg_store *store;
+    client_entry *clients; /* the newest first */
+    const tg_client *first_client;
+    /* Which slot is in force, and how many judges hold it, in one word: taking both is one instruction, so there is no moment
+     * at which a judge has read the slot but not pinned it. */
+    _Atomic uint64_t in_force;
+    slot slots[SLOTS];
+    _Atomic uint64_t generation;
+    _Atomic int reloading; /* pid of the process that holds the reload lock; 0: nobody */
+};
+
+/* ---- pins ---- */
+
+static size_t
+slot_of(uint64_t word)
+{
+    return (size_t)(word >> SLOT_SHIFT);
+}
+
+static int64_t
+pins_of(uint64_t word)
+{
+    return (int64_t)(word & ((UINT64_C(1) << SLOT_SHIFT) - 1));
+}
+
+static size_t
+pin(tg_gate *gate)
+{
+    return slot_of(atomic_fetch_add_explicit(&gate->in_force, 1, memory_order_acquire));
+}
+
+static void
+unpin(tg_gate *gate, size_t pinned)
+{
+    uint64_t word = atomic_load_explicit(&gate->in_force, memory_order_relaxed);
+    /* A pinned slot is not used again, so the same number means the same snapshot. */
+    while (slot_of(word) == pinned)
+        if (atomic_compare_exchange_weak_explicit(&gate->in_force, &word, word - 1, memory_order_release,
+                                                  memory_order_relaxed))
+            return;
+    atomic_fetch_sub_explicit(&gate->slots[pinned].pins, 1, memory_order_release);
+}
+
+/* ---- snapshots ---- */
+
+static void
+snapshot_close(snapshot *old)
+{
+    if (!old)
+        return;
+    for (size_t i = 0; i < old->limiter_count; i++)
+        tg_limiter_close(old->limiters[i]);
+    free(old->limiters);
+    tg__config_close(old->config);
+    free(old);
+}
+
+/* The pins of a snapshot out of force are over: it goes. Only ever called under the reload lock, so no judge frees. */
+static void
+collect(tg_gate *gate)
+{
+    const size_t current = slot_of(atomic_load(&gate->in_force));
+    for (size_t i = 0; i < SLOTS; i++) {
+        slot *old = &gate->slots[i];
+        if (i == current || !old->held || atomic_load_explicit(&old->pins, memory_order_acquire) != 0)
+            continue;
+        snapshot_close(old->held);
+        old->held = NULL;
+    }
+}
+
+/* Puts a snapshot in force and takes the old one out. false: every slot is still pinned. */
+static bool
+publish(tg_gate *gate, snapshot *made)
+{
+    const size_t current = slot_of(atomic_load(&gate->in_force));
+    size_t next = 0;
+    while (next < SLOTS && (next == current || gate->slots[next].held))
+        next++;
+    if (next == SLOTS)
+        return false;
+    gate->slots[next].held = made;
+    atomic_store(&gate->slots[next].pins, 0);
+    const uint64_t old = atomic_exchange(&gate->in_force, (uint64_t)next << SLOT_SHIFT);
+    atomic_fetch_add(&gate->slots[slot_of(old)].pins, pins_of(old));
+    atomic_fetch_add(&gate->generation, 1);
+    return true;
+}
+
+/* ---- the reload lock ---- */
+
+/* Of our own, because a child forked while another thread was reloading has to be able to reload all the same: the holder's
+ * process tells it that nobody here holds the lock. Reloading is rare, so waiting is a short sleep. */
+static void
+lock(tg_gate *gate)
+{
+    const int self = (int)getpid();
+    const struct timespec moment = { .tv_nsec = 1000000 };
+    int holder = 0;
+    while (!atomic_compare_exchange_strong(&gate->reloading, &holder, self)) {
+        if (holder != self)
+            continue; /* a holder of the process we were forked from: the next turn replaces it */
+        nanosleep(&moment, NULL);
+        holder = 0;
+    }
+}
+
+static void
+unlock(tg_gate *gate)
+{
+    atomic_store(&gate->reloading, 0);
+}
+
+/* ---- reading ---- */
+
+static bool
+same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool
+same_client(const tg_config *a, const tg_config *b)
+{
+    if (a->trusted_proxy_count != b->trusted_proxy_count || !same_text(a->client_header, b->client_header) ||
+        !same_text(a->user_header, b->user_header))
+        return false;
+    for (size_t i = 0; i < a->trusted_proxy_count; i++)
+        if (a->trusted_proxies[i].length != b->trusted_proxies[i].length ||
+            memcmp(a->trusted_proxies[i].data, b->trusted_proxies[i].data, a->trusted_proxies[i].length) != 0)
+            return false;
+    return true;
+}
+
+static tg_status
+take_client(tg_gate *gate, const tg_config *config, const tg_client **client, tg_error *error)
+{
+    const slot *current = &gate->slots[slot_of(atomic_load(&gate->in_force))];
+    if (current->held && same_client(current->held->config, config)) {
+        *client = current->held->client;
+        return TG_OK;
+    }
+    const tg_client_options options = {
+        .trusted_proxies = config->trusted_proxies,
+        .trusted_proxy_count = config->trusted_proxy_count,
+        .client_header = tg_text_of(config->client_header),
+        .user_header = tg_text_of(config->user_header),
+    };
+    client_entry *entry = calloc(1, sizeof *entry);
+    if (!entry)
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory", config->path);
+    const tg_status status = tg_client_open(&options, &entry->client, error);
+    if (status != TG_OK) {
+        free(entry);
+        return status;
+    }
+    entry->next = gate->clients;
+    gate->clients = entry;
+    *client = entry->client;
+    return TG_OK;
+}
+
+/* The limiter of one policy. What the store cannot hold is a fault of the file: it is told with the policy's place. */
+static tg_status
+open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, const tg_policy *policy,
+            tg_limiter **limiter, tg_error *error)
+{
+    const tg_limiter_options options = {
+        .rules = tg_text_of(policy->rules_text),
+        .name = tg_text_of(policy->name),
+        .space = tg_text_of(config->space),
+        .by = policy->by,
+        .by_count = policy->by_count,
+        .on_store_failure = policy->on_store_failure,
+        .on_full = policy->on_full,
+        .missing_identity = policy->missing_identity,
+    };
+    tg_error fault;
+    const tg_status status = tg_limiter_open(gate->store, client, &options, limiter, &fault);
+    if (status == TG_OK || !error)
+        return status == TG_E_RULE ? TG_E_CONFIG : status;
+    if (status != TG_E_RULE && status != TG_E_CONFIG) {
+        *error = fault;
+        return status;
+    }
+    tg__error(error, TG_E_CONFIG, "%s:%u:1: policy \"%s\": %s", config->path, policy->line, policy->name, fault.message);
+    error->line = policy->line;
+    error->column = 1;
+    return TG_E_CONFIG;
+}
+
+static const char *
+store_of(const tg_config *config)
+{
+    return config->store ? config->store : "shared://default";
+}
+
+static tg_status
+check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
+{
+    char before[120], since[120];
+    if (!gate->store_from_file || strcmp(gate->store_uri, store_of(config)) == 0)
+        return TG_OK;
+    tg__error(error, TG_E_CONFIG,
+              "%s:%u:1: the store cannot change while running: it is \"%s\", found \"%s\"; restart to count there",
+              config->path, config->store_line ? config->store_line : 1,
+              tg__text_show(tg_text_of(gate->store_uri), before, sizeof before),
+              tg__text_show(tg_text_of(store_of(config)), since, sizeof since));
+    if (error) {
+        error->line = config->store_line ? config->store_line : 1;
+        error->column = 1;
+    }
+    return TG_E_CONFIG;
+}
+
+/* Makes everything of a reading before any of it is in force. Takes the config over, whatever happens. */
+static tg_status
+prepare(tg_gate *gate, tg_config *config, snapshot **prepared, tg_error *error)
+{
+    snapshot *made = calloc(1, sizeof *made);
+    tg_status status = TG_OK;
+    if (!made) {
+        tg__config_close(config);
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
+    }
+    made->config = config;
+    made->limiters = calloc(config->policy_count + 1, sizeof(tg_limiter *));
+    if (!made->limiters)
+        status = tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
+    if (status == TG_OK)
+        status = take_client(gate, config, &made->client, error);
+    for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
+        status = open_policy(gate, config, made->client, &config->policies[i], &made->limiters[i], error);
+        made->limiter_count += status == TG_OK;
+    }
+    if (status == TG_OK)
+        *prepared = made;
+    else
+        snapshot_close(made);
+    return status;
+}
+
+/* ---- opening ---- */
+
+static tg_status
+choose_path(const tg_gate_options *options, char **path, tg_error *error)
+{
+    tg_text chosen = options->path;
+    if (chosen.length == 0)
+        chosen = tg_text_of(getenv("TIDEGATE_CONFIG"));
+    if (chosen.length == 0)
+        return tg__error(error, TG_E_CONFIG, "no rules file: give its path, or set TIDEGATE_CONFIG");
+    if (memchr(chosen.data, '\0', chosen.length))
+        return tg__error(error, TG_E_CONFIG, "the path of the rules file holds a NUL byte");
+    *path = strndup(chosen.data, chosen.length);
+    return *path ? TG_OK : tg__error(error, TG_E_NOMEM, "the path of the rules file");
+}
+
+static tg_status
+open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *config, tg_error *error)
+{
+    tg_text chosen = options->store;
+    if (chosen.length == 0)
+        chosen = tg_text_of(getenv("TIDEGATE_STORE"));
+    gate->store_from_file = chosen.length == 0;
+    if (gate->store_from_file)
+        chosen = tg_text_of(store_of(config));
+    gate->store_uri = strndup(chosen.data, chosen.length);
+    if (!gate->store_uri)
+        return tg__error(error, TG_E_NOMEM, "the store's name");
+    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us };
+    tg_error fault;
+    const tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
+    if (status != TG_OK && error) {
+        *error = fault;
+        if (gate->store_from_file && config->store_line) {
+            snprintf(error->message, sizeof error->message, "%s:%u:1: %.*s", config->path, config->store_line,
+                     (int)(sizeof error->message / 2), fault.message);
+            error->line = config->store_line;
+            error->column = 1;
+        }
+    }
+    return status;
+}
+
+static tg_status
+open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
+{
+    tg_config *config;
+    snapshot *first = NULL;
+    tg_status status = choose_path(options, &gate->path, error);
+    if (status == TG_OK)
+        status = tg__config_read(gate->path, &config, error);
+    if (status != TG_OK)
+        return status;
+    status = open_store(gate, options, config, error);
+    if (status != TG_OK) {
+        tg__config_close(config);
+        return status;
+    }
+    status = prepare(gate, config, &first, error);
+    if (status != TG_OK)
+        return status;
+    gate->slots[0].held = first; /* slot 0 is what the word says from the beginning */
+    gate->first_client = first->client;
+    atomic_store(&gate->generation, 1);
+    return TG_OK;
+}
+
+tg_status
+tg_gate_open(const tg_gate_options *options, tg_gate **gate, tg_error *error)
+{
+    static const tg_gate_options none = { 0 };
+    tg_gate *made = calloc(1, sizeof *made);
+    if (!made)
+        return tg__error(error, TG_E_NOMEM, "gate: %zu bytes", sizeof *made);
+    const tg_status status = open_all(made, options ? options : &none, error);
+    if (status == TG_OK)
+        *gate = made;
+    else
+        tg_gate_close(made);
+    return status;
+}
+
+void
+tg_gate_close(tg_gate *gate)
+{
+    if (!gate)
+        return;
+    for (size_t i = 0; i < SLOTS; i++)
+        snapshot_close(gate->slots[i].held);
+    while (gate->clients) {
+        client_entry *entry = gate->clients;
+        gate->clients = entry->next;
+        tg_client_close(entry->client);
+        free(entry);
+    }
+    tg_store_close(gate->store);
+    free(gate->store_uri);
+    free(gate->path);
+    free(gate);
+}
+
+tg_status
+tg_gate_reload(tg_gate *gate, tg_error *error)
+{
+    tg_config *config = NULL;
+    snapshot *made = NULL;
+    lock(gate);
+    tg_status status = tg__config_read(gate->path, &config, error);
+    if (status == TG_OK) {
+        status = check_store(gate, config, error);
+        if (status == TG_OK)
+            status = prepare(gate, config, &made, error);
+        else
+            tg__config_close(config);
+    }
+    if (status == TG_OK) {
+        collect(gate);
+        if (!publish(gate, made)) {
+            snapshot_close(made);
+            status = tg__error(error, TG_E_SYSTEM, "%s: %d earlier readings are still judging requests: try again",
+                               gate->path, SLOTS - 1);
+        }
+        collect(gate);
+    }
+    unlock(gate);
+    return status;
+}
+
+/* ---- judging ---- */
+
+tg_status
+tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
+              size_t prior_count, tg_judgement *judgement, tg_error *error)
+{
+    size_t found[TG_LIMITERS_MAX];
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    tg_status status = TG_OK;
+    const size_t pinned = pin(gate);
+    const snapshot *now = gate->slots[pinned].held;
+    const size_t count = tg__config_match(now->config, request, found);
+    if (count == 0) {
+        tg__judgement_unmatched(judgement);
+    } else {
+        for (size_t i = 0; i < count; i++)
+            limiters[i] = now->limiters[found[i]];
+        status = tg_limiters_judge(limiters, count, request, cost, prior, prior_count, judgement, error);
+    }
+    unpin(gate, pinned);
+    return status;
+}
+
+static tg_status
+no_such_policy(const tg_config *config, tg_text name, tg_error *error)
+{
+    char names[300] = "", shown[TG_NAME_BYTES_MAX + 1];
+    size_t used = 0;
+    for (size_t i = 0; i < config->policy_count && used < sizeof names; i++) {
+        const int written = snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", config->policies[i].name);
+        used += written > 0 ? (size_t)written : 0;
+    }
+    return tg__error(error, TG_E_CONFIG, "no policy \"%s\" in the rules file, which has: %s",
+                     tg__text_show(name, shown, sizeof shown), config->policy_count ? names : "none");
+}
+
+tg_status
+tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error)
+{
+    const size_t pinned = pin(gate);
+    const snapshot *now = gate->slots[pinned].held;
+    const tg_policy *policy = NULL;
+    for (size_t i = 0; i < now->config->policy_count && !policy; i++)
+        if (tg__text_is(name, now->config->policies[i].name))
+            policy = &now->config->policies[i];
+    const tg_status status = policy ? open_policy(gate, now->config, now->client, policy, limiter, error)
+                                    : no_such_policy(now->config, name, error);
+    unpin(gate, pinned);
+    return status;
+}
+
+tg_store *
+tg_gate_store(tg_gate *gate)
+{
+    return gate->store;
+}
+
+const tg_client *
+tg_gate_client(tg_gate *gate)
+{
+    return gate->first_client;
+}
+
+uint64_t
+tg_gate_generation(const tg_gate *gate)
+{
+    return atomic_load(&gate->generation);
+}

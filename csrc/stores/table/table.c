@@ -1,0 +1,1170 @@
+/* The table as a store: one call decides over all its targets under the locks of their segments, writes all or none.
+ * Order of a call: hash; locks, ascending; the clock; find and place; decide; write with undo; release.
+ * Must not enter: arithmetic of an algorithm, how a log's words lie (log.c), how a file is found (open.c). */
+#include "table.h"
+
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define DEFAULT_TIMEOUT_US UINT64_C(50000)
+#define CHECK_EVERY_US UINT64_C(1000000)
+#define BUCKETS_PER_POLICY 1024u
+#define FULL_RETRY_US UINT64_C(1000000) /* when even the overflow buckets are full, or on_full is closed */
+#define RECLAIM_ENTRIES 512u            /* entries looked at for blocks to take back, per call: some microseconds */
+#define SAMPLE_ENTRIES 1024u
+#define NO_INDEX UINT32_MAX
+
+#ifdef TG_TEST_HOOKS
+void (*tg__table_hook)(const char *step);
+#endif
+
+typedef struct tg_table {
+    tg_store base;
+    _Atomic(tg_map *) map;
+    tg_place place;
+    tg_clock *clock; /* kept alive by store.c */
+    uint64_t timeout_us;
+    _Atomic uint64_t check_at_us;
+    _Atomic uint64_t checking; /* the process (tg__lock_self) one of whose threads is in the once-a-second check */
+    _Atomic bool crowded;      /* since the last check something was forgotten or had no room */
+    bool told_full;            /* only used inside the check */
+    bool told_lost;
+} tg_table;
+
+static inline tg_table *
+table_of(tg_store *store)
+{
+    return (tg_table *)store; /* `base` is its first member */
+}
+
+/* ---- time ---- */
+
+static inline uint64_t
+now_of(const tg_table *table)
+{
+    return table->clock ? tg_clock_now_us(table->clock) : tg__boot_now_us();
+}
+
+static inline int64_t
+offset_of(const tg_map *map)
+{
+    return map->manual ? 0 : atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+}
+
+/* A time moved by an offset that may be damaged. */
+static inline uint64_t
+shift(uint64_t time_us, int64_t by_us)
+{
+    if (by_us >= 0)
+        return time_us > (uint64_t)(INT64_MAX - by_us) ? INT64_MAX : time_us + (uint64_t)by_us;
+    const uint64_t back_us = -(uint64_t)by_us;
+    return time_us > back_us ? time_us - back_us : 0;
+}
+
+/* ---- a call, target by target ---- */
+
+typedef enum kind {
+    KIND_NONE,    /* `deny`: no state */
+    KIND_FOUND,   /* the entry `index` holds the state */
+    KIND_MISSING, /* no state; nothing to be written */
+    KIND_NEW,     /* no state; `index` is where it goes */
+    KIND_OPEN,    /* no room anywhere, on_full: let through */
+    KIND_CLOSED   /* no room anywhere */
+} kind;
+
+typedef struct plan {
+    uint64_t identity_key[2];
+    uint64_t key[2];
+    const tg_rule *rule;
+    uint64_t now_us; /* on the rule's clock */
+    int64_t offset_us;
+    tg_area area;
+    uint32_t segment;
+    uint32_t index;
+    uint32_t leader; /* the first target of the same state: itself, or an earlier one */
+    kind kind;
+    bool bucket; /* an overflow bucket */
+    union {
+        tg_state state;
+        tg_log log;
+    };
+    union {
+        tg_state next;
+        tg_log_change change;
+    };
+    tg_verdict verdict;
+    tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken */
+    tg_rule coarse;    /* the rule of an overflow bucket's log */
+} plan;
+
+typedef struct call {
+    tg_table *table;
+    tg_map *map;
+    const tg_target *targets;
+    plan *plans;
+    size_t count;
+    uint64_t self;
+    uint64_t segments; /* one bit each */
+    uint64_t now_us;
+} call;
+
+static inline bool
+is_log(const plan *at)
+{
+    return at->rule->algorithm == TG_SLIDING_LOG;
+}
+
+/* ---- keys ---- */
+
+/* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the rule. */
+static void
+make_keys(call *now)
+{
+    const tg_map *const map = now->map;
+    now->segments = 0;
+    for (size_t i = 0; i < now->count; i++) {
+        const tg_target *const target = &now->targets[i];
+        plan *const at = &now->plans[i];
+        size_t known = i;
+        for (size_t j = i; j-- > 0 && known == i;)
+            if (now->targets[j].identity == target->identity)
+                known = j;
+        if (known < i) {
+            memcpy(at->identity_key, now->plans[known].identity_key, sizeof at->identity_key);
+        } else {
+            crypto_shorthash_siphashx24((unsigned char *)at->identity_key, target->identity->bytes,
+                                        target->identity->length, map->hash_key);
+        }
+        uint64_t scope[2];
+        memcpy(scope, target->rule->scope, sizeof scope);
+        at->key[0] = at->identity_key[0] ^ scope[0];
+        at->key[1] = at->identity_key[1] ^ scope[1];
+        at->segment = (uint32_t)(at->identity_key[0] >> 58) & (map->segment_count - 1);
+        at->rule = target->rule;
+        at->leader = (uint32_t)i;
+        at->bucket = false;
+        at->loose[0].count = at->loose[1].count = 0;
+        if (at->rule->algorithm != TG_DENY)
+            now->segments |= UINT64_C(1) << at->segment;
+    }
+}
+
+/* ---- locks ---- */
+
+static void
+release(const call *now, uint64_t segments)
+{
+    while (segments) {
+        const uint32_t index = (uint32_t)__builtin_ctzll(segments);
+        segments &= segments - 1;
+        tg__lock_release(tg__map_area(now->map, index).segment, now->self);
+    }
+}
+
+/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
+static bool
+take(const call *now)
+{
+    uint64_t left = now->segments;
+    while (left) {
+        const uint32_t index = (uint32_t)__builtin_ctzll(left);
+        const tg_area area = tg__map_area(now->map, index);
+        const tg_lock_outcome outcome = tg__lock_take(area.segment, now->self, now->table->timeout_us);
+        if (__builtin_expect(outcome != TG_LOCK_TAKEN, 0)) {
+            if (outcome == TG_LOCK_TIMEOUT) {
+                release(now, now->segments & ((UINT64_C(1) << index) - 1));
+                atomic_fetch_add_explicit(&tg__map_header(now->map)->timeouts, 1, memory_order_relaxed);
+                return false;
+            }
+            TG_STEP("lock inherited");
+            tg__segment_recover(&area);
+        }
+        left &= left - 1;
+    }
+    TG_STEP("locks taken");
+    return true;
+}
+
+/* Takes all locks of a call on the mapping in force, and the time. */
+static tg_status
+begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *plans, tg_error *error)
+{
+    *now = (call){ .table = table, .targets = targets, .plans = plans, .count = count, .self = tg__lock_self() };
+    for (;;) {
+        now->map = atomic_load_explicit(&table->map, memory_order_acquire);
+        make_keys(now);
+        if (!take(now))
+            return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped or hidden and gave no way in time",
+                             table->place.name);
+        /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
+        if (__builtin_expect(atomic_load_explicit(&table->map, memory_order_relaxed) == now->map, 1))
+            break;
+        release(now, now->segments);
+    }
+    now->now_us = now_of(table);
+    return TG_OK;
+}
+
+/* ---- finding ---- */
+
+typedef struct sets {
+    uint32_t first[2]; /* index of the first entry of each candidate set */
+    uint32_t home;     /* where in the set a key prefers to be */
+} sets;
+
+static inline sets
+sets_of(const plan *at)
+{
+    const uint32_t base = at->bucket ? at->area.normal : 0;
+    const uint64_t count = (at->bucket ? at->area.total - at->area.normal : at->area.normal) / TG_SET_ENTRIES;
+    return (sets){
+        .first = { base + (uint32_t)((at->key[0] & UINT32_MAX) * count >> 32) * TG_SET_ENTRIES,
+                   base + (uint32_t)((at->key[1] >> 32) * count >> 32) * TG_SET_ENTRIES },
+        .home = (uint32_t)at->key[1] & (TG_SET_ENTRIES - 1),
+    };
+}
+
+static inline bool
+holds(const tg_entry *entry, const plan *at)
+{
+    return entry->key[0] == at->key[0] && entry->key[1] == at->key[1] && (entry->flags & TG_ENTRY_USED);
+}
+
+static uint32_t
+find(const plan *at)
+{
+    const sets in = sets_of(at);
+    const tg_entry *const entries = at->area.entries;
+    if (__builtin_expect(holds(&entries[in.first[0] + in.home], at), 1))
+        return in.first[0] + in.home;
+    for (unsigned s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
+            if (holds(&entries[in.first[s] + i], at))
+                return in.first[s] + i;
+    return NO_INDEX;
+}
+
+/* Whether a slot is another target's of this call. */
+static bool
+spoken_for(const call *now, uint32_t segment, uint32_t index)
+{
+    for (size_t i = 0; i < now->count; i++) {
+        const plan *const other = &now->plans[i];
+        if (other->segment == segment && (other->kind == KIND_FOUND || other->kind == KIND_NEW) && other->index == index)
+            return true;
+    }
+    return false;
+}
+
+/* Where a new entry goes: an unused slot of the emptier set, a fresh entry, the non-blocking one with the smallest share
+ * (nearest to fresh among equals). A blocking entry is never forgotten. */
+static uint32_t
+find_place(const call *now, const plan *at)
+{
+    const sets in = sets_of(at);
+    uint32_t used[2] = { 0, 0 }, unused[2] = { NO_INDEX, NO_INDEX }, fresh = NO_INDEX, victim = NO_INDEX;
+    uint16_t victim_share = 0;
+    uint64_t victim_fresh_us = 0;
+    for (unsigned s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++) {
+            const uint32_t index = in.first[s] + ((i + in.home) & (TG_SET_ENTRIES - 1));
+            const tg_entry *const entry = &at->area.entries[index];
+            if (spoken_for(now, at->segment, index)) {
+                used[s]++;
+                continue;
+            }
+            if (!(entry->flags & TG_ENTRY_USED)) {
+                if (unused[s] == NO_INDEX)
+                    unused[s] = index;
+                continue;
+            }
+            used[s]++;
+            const uint64_t fresh_us = entry->fresh_at_us;
+            const uint16_t share = entry->share;
+            if (fresh_us <= now->now_us) {
+                if (fresh == NO_INDEX)
+                    fresh = index;
+            } else if (entry->blocked_until_us <= now->now_us &&
+                       (victim == NO_INDEX || share < victim_share ||
+                        (share == victim_share && fresh_us < victim_fresh_us))) {
+                victim = index;
+                victim_share = share;
+                victim_fresh_us = fresh_us;
+            }
+        }
+    const unsigned emptier = used[1] < used[0];
+    if (unused[emptier] != NO_INDEX)
+        return unused[emptier];
+    if (unused[!emptier] != NO_INDEX)
+        return unused[!emptier];
+    return fresh != NO_INDEX ? fresh : victim;
+}
+
+/* Copies a found entry's state out; a state that cannot be one is a fresh one. */
+static void
+load(plan *at)
+{
+    if (at->kind == KIND_FOUND) {
+        tg_entry entry;
+        tg__entry_read(&at->area.entries[at->index], &entry);
+        at->state = entry.value;
+        if (entry.algorithm == at->rule->algorithm) {
+            if (is_log(at))
+                tg__log_check(&at->area, &at->log);
+            return;
+        }
+    }
+    at->state = (tg_state){ .bucket = { 0, 0, 0 } };
+    if (is_log(at))
+        at->log = (tg_log){ .first = TG_BLOCK_NONE, .last = TG_BLOCK_NONE };
+}
+
+static void
+look_up(call *now)
+{
+    for (size_t i = 0; i < now->count; i++) {
+        plan *const at = &now->plans[i];
+        at->now_us = now->now_us;
+        at->offset_us = 0;
+        if (at->rule->aligned) {
+            at->offset_us = offset_of(now->map);
+            at->now_us = shift(now->now_us, at->offset_us);
+        }
+        at->kind = KIND_NONE;
+        if (at->rule->algorithm == TG_DENY)
+            continue;
+        at->area = tg__map_area(now->map, at->segment);
+        for (size_t j = 0; j < i; j++)
+            if (now->plans[j].key[0] == at->key[0] && now->plans[j].key[1] == at->key[1]) {
+                at->leader = (uint32_t)j;
+                break;
+            }
+        if (at->leader != i)
+            continue; /* follow() */
+        at->index = find(at);
+        at->kind = at->index == NO_INDEX ? KIND_MISSING : KIND_FOUND;
+        load(at);
+    }
+}
+
+/* ---- full tables ---- */
+
+static void
+crowd(const call *now)
+{
+    if (!atomic_load_explicit(&now->table->crowded, memory_order_relaxed))
+        atomic_store_explicit(&now->table->crowded, true, memory_order_relaxed);
+}
+
+static void
+count_event(const call *now, uint64_t *counter, bool writing)
+{
+    crowd(now);
+    if (writing)
+        ++*counter;
+}
+
+/* A log in an overflow bucket is kept coarsely: at most 17 entries, so that a few blocks do for each. */
+static void
+coarsen(plan *at)
+{
+    if (!is_log(at))
+        return;
+    at->coarse = *at->rule;
+    const uint64_t step_us = (at->rule->period_us + 15) / 16;
+    if (at->coarse.resolution_us < step_us)
+        at->coarse.resolution_us = step_us;
+    at->rule = &at->coarse;
+}
+
+/* Turns a target to its overflow bucket: at most BUCKETS_PER_POLICY over the table, chosen by the keyed hash, so that
+ * nobody can aim at another's. */
+static void
+to_bucket(const call *now, plan *at)
+{
+    uint32_t buckets = BUCKETS_PER_POLICY / now->map->segment_count;
+    if (buckets > now->map->overflow / 2)
+        buckets = now->map->overflow / 2;
+    const uint64_t bucket = (at->identity_key[1] >> 8) % buckets;
+    uint64_t scope[2];
+    memcpy(scope, at->rule->scope, sizeof scope);
+    at->bucket = true;
+    at->key[0] = scope[0] ^ (bucket + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    at->key[1] = scope[1] ^ (bucket + 1) * UINT64_C(0xc2b2ae3d27d4eb4f);
+    coarsen(at);
+}
+
+/* A second target of one state stands where the first stands. */
+static void
+follow(const call *now, size_t i)
+{
+    plan *const at = &now->plans[i];
+    const plan *const leader = &now->plans[at->leader];
+    at->kind = leader->kind;
+    at->index = leader->index;
+    at->key[0] = leader->key[0];
+    at->key[1] = leader->key[1];
+    at->state = leader->state;
+    if (leader->bucket && !at->bucket) {
+        at->bucket = true;
+        coarsen(at);
+    }
+}
+
+/* No room: the target is judged in an overflow bucket, or as its policy says. `writing` is false for a peek. */
+static void
+overflow(const call *now, size_t i, bool writing)
+{
+    plan *const at = &now->plans[i];
+    tg_segment *const segment = at->area.segment;
+    const uint8_t on_full = now->targets[i].on_full;
+    if (on_full == TG_FULL_OPEN || on_full == TG_FULL_CLOSED || at->bucket) {
+        at->kind = on_full == TG_FULL_OPEN ? KIND_OPEN : KIND_CLOSED;
+        count_event(now, &segment->full, writing);
+        return;
+    }
+    to_bucket(now, at);
+    /* Another target of this call may have come to the same bucket: it is then one state, charged once. */
+    for (size_t j = 0; j < i; j++)
+        if (now->plans[j].bucket && now->plans[j].key[0] == at->key[0] && now->plans[j].key[1] == at->key[1]) {
+            at->leader = now->plans[j].leader;
+            follow(now, i);
+            return;
+        }
+    at->kind = KIND_MISSING; /* its own former slot is free again */
+    at->index = find(at);
+    at->kind = KIND_FOUND;
+    if (at->index == NO_INDEX) {
+        at->kind = KIND_MISSING;
+        at->index = find_place(now, at);
+        at->kind = at->index == NO_INDEX ? KIND_CLOSED : KIND_NEW;
+    }
+    if (at->kind == KIND_CLOSED)
+        count_event(now, &segment->full, writing);
+    else
+        count_event(now, &segment->overflowed, writing);
+    load(at);
+}
+
+/* Blocks for a log from logs that may be forgotten: all fresh ones that a bounded search meets, else the non-blocking one
+ * with the smallest share. Nothing of this call has been written yet, so this is a step of its own. */
+static void
+reclaim(const call *now, const plan *at)
+{
+    const tg_area *const area = &at->area;
+    tg_segment *const segment = area->segment;
+    uint32_t index = segment->reclaim_at < area->total ? segment->reclaim_at : 0;
+    uint32_t victim = NO_INDEX, freed = 0;
+    uint16_t victim_share = 0;
+    for (uint32_t i = 0; i <= RECLAIM_ENTRIES && i <= area->total; i++) {
+        const bool last = i == RECLAIM_ENTRIES || i == area->total;
+        uint32_t drop = NO_INDEX;
+        if (last) {
+            drop = freed == 0 ? victim : NO_INDEX;
+        } else {
+            const tg_entry *const entry = &area->entries[index];
+            if ((entry->flags & TG_ENTRY_USED) && entry->algorithm == TG_SLIDING_LOG &&
+                entry->log.first != TG_BLOCK_NONE && !spoken_for(now, at->segment, index)) {
+                if (entry->fresh_at_us <= now->now_us) {
+                    drop = index;
+                } else if (entry->blocked_until_us <= now->now_us &&
+                           (victim == NO_INDEX || entry->share < victim_share)) {
+                    victim = index;
+                    victim_share = entry->share;
+                }
+            }
+            index = index + 1 < area->total ? index + 1 : 0;
+        }
+        if (drop == NO_INDEX)
+            continue;
+        tg_entry entry;
+        tg__entry_read(&area->entries[drop], &entry);
+        tg__log_check(area, &entry.log);
+        area->entries[drop].flags = 0;
+        tg__in_order();
+        TG_STEP("entry forgotten");
+        tg__chain_free(area, tg__log_chain(&entry.log));
+        segment->entries_used--;
+        segment->evicted++;
+        freed++;
+    }
+    segment->reclaim_at = index;
+}
+
+/* ---- deciding ---- */
+
+static tg_verdict
+judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change)
+{
+    if (is_log(at)) {
+        tg_log_cursor cursor;
+        const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+        return tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
+    }
+    if (target->charged) {
+        *next = at->state;
+        return tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+    }
+    return tg__decide(at->rule, &at->state, at->now_us, cost, next);
+}
+
+/* remaining and reset of the state as it is, into `verdict`. */
+static void
+tell_untouched(const plan *at, const tg_state *state, const tg_log *log, tg_verdict *verdict)
+{
+    tg_verdict untouched;
+    if (at->kind == KIND_OPEN || at->kind == KIND_CLOSED)
+        return;
+    if (is_log(at)) {
+        tg_log_cursor cursor;
+        tg_log_change change;
+        const tg_log_view view = tg__log_view(&at->area, log, at->now_us, &cursor);
+        untouched = tg__log_decide(at->rule, &view, at->now_us, 0, 0, &change);
+    } else {
+        tg_state next;
+        untouched = tg__decide(at->rule, state, at->now_us, 0, &next);
+    }
+    verdict->remaining = untouched.remaining;
+    verdict->reset_after_us = untouched.reset_after_us;
+}
+
+static inline uint64_t
+capacity_of(const tg_rule *rule)
+{
+    return rule->algorithm == TG_TOKEN_BUCKET || rule->algorithm == TG_LEAKY_BUCKET ? rule->burst : rule->limit;
+}
+
+/* How many words a log may grow to before what counts nothing in it is dropped. The slack pays for the pass over it. */
+static inline uint64_t
+words_bound(const tg_rule *rule)
+{
+    const uint64_t most = tg__log_words_max(rule);
+    return most + most / 8 + 2 * TG_BLOCK_WORDS;
+}
+
+/* Whether every log of this call that grows in this segment finds a block; `at` has just been decided. */
+static bool
+has_block(const call *now, const plan *at)
+{
+    uint32_t wanted = 1;
+    for (const plan *other = now->plans; other < at; other++)
+        if (other->segment == at->segment && other->leader == (uint32_t)(other - now->plans) &&
+            other->rule->algorithm == TG_SLIDING_LOG && (other->kind == KIND_FOUND || other->kind == KIND_NEW) &&
+            other->verdict.allowed)
+            wanted++; /* perhaps it needs none: then this is one too many */
+    return tg__blocks_left(&at->area) >= wanted;
+}
+
+static void
+decide(const call *now, size_t i, bool writing)
+{
+    plan *const at = &now->plans[i];
+    const tg_target *const target = &now->targets[i];
+    const uint64_t cost = target->cost;
+    const bool takes = cost > 0 && !target->charged && at->rule->algorithm != TG_DENY;
+    if (__builtin_expect(at->leader != i, 0))
+        follow(now, i);
+    else if (__builtin_expect(takes && at->kind == KIND_MISSING, 0)) {
+        at->index = find_place(now, at);
+        if (at->index == NO_INDEX)
+            overflow(now, i, writing);
+        else
+            at->kind = KIND_NEW;
+    }
+    bool compacted = false, reclaimed = false;
+again:
+    if (__builtin_expect(at->kind >= KIND_OPEN, 0)) {
+        at->verdict = (tg_verdict){ .allowed = at->kind == KIND_OPEN };
+        if (at->kind == KIND_OPEN)
+            at->verdict.remaining = capacity_of(at->rule);
+        else
+            at->verdict.retry_after_us = FULL_RETRY_US;
+        return;
+    }
+    at->verdict = judge(at, target, cost, &at->next, &at->change);
+    if (!is_log(at) || !writing || !takes || !at->verdict.allowed || at->leader != i)
+        return;
+    /* An admitted log hit needs its words to have room before anything is promised. */
+    if (at->kind == KIND_FOUND && !compacted &&
+        at->log.words - (at->change.expired_entries < at->log.words ? at->change.expired_entries : at->log.words) + 2 >
+            words_bound(at->rule)) {
+        compacted = true;
+        tg__log_compact(&at->area, at->index);
+        load(at);
+        goto again;
+    }
+    if (tg__log_grows(&at->log, &at->change) && !has_block(now, at)) {
+        if (!reclaimed) {
+            reclaimed = true;
+            crowd(now);
+            reclaim(now, at);
+        }
+        if (!has_block(now, at)) {
+            overflow(now, i, writing);
+            goto again;
+        }
+    }
+}
+
+/* ---- writing ---- */
+
+static inline uint16_t
+share_of(const tg_rule *rule, uint64_t remaining)
+{
+    const uint64_t most = capacity_of(rule);
+    if (remaining == 0 || most == 0)
+        return UINT16_MAX;
+    return remaining >= most ? 0 : (uint16_t)(((most - remaining) * UINT16_MAX + most - 1) / most);
+}
+
+/* What a full table will need to know of the state, from the verdict where that tells it: dividing again would cost as much
+ * as the decision. */
+static tg_pressure
+pressure_after_hit(const plan *at)
+{
+    const tg_rule *const rule = at->rule;
+    tg_pressure found;
+    switch (rule->algorithm) {
+    case TG_FIXED_WINDOW:
+        found.fresh_at_us = at->next.fixed.start_us + rule->period_us;
+        break;
+    case TG_SLIDING_COUNTER:
+        found.fresh_at_us = (at->next.counter.index + 2) * rule->period_us;
+        break;
+    default:
+        found.fresh_at_us = at->verdict.stamp_us + at->verdict.reset_after_us;
+        break;
+    }
+    found.share = share_of(rule, at->verdict.remaining);
+    found.blocked_until_us = 0;
+    return found;
+}
+
+static void
+store_entry(const plan *at, const tg_pressure *pressure, const tg_state *state)
+{
+    tg_entry *const shared = &at->area.entries[at->index];
+    tg_entry entry = {
+        .key = { at->key[0], at->key[1] },
+        .fresh_at_us = pressure->fresh_at_us,
+        .blocked_until_us = pressure->blocked_until_us,
+        .share = pressure->share,
+        .algorithm = at->rule->algorithm,
+        .flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0)),
+        .value = *state,
+    };
+    if (__builtin_expect(at->offset_us != 0, 0)) {
+        entry.fresh_at_us = shift(entry.fresh_at_us, -at->offset_us);
+        entry.blocked_until_us = entry.blocked_until_us ? shift(entry.blocked_until_us, -at->offset_us) : 0;
+    }
+#ifdef TG_TEST_HOOKS
+    /* Half an entry is what a death inside this store leaves. */
+    memcpy(shared, &entry, 44);
+    TG_STEP("half an entry written");
+#endif
+    *shared = entry;
+    tg__in_order();
+    TG_STEP("entry written");
+}
+
+/* The slot of a new entry; what was in it is forgotten. */
+static void
+occupy(const call *now, plan *at)
+{
+    tg_entry old;
+    tg__entry_read(&at->area.entries[at->index], &old);
+    if (!(old.flags & TG_ENTRY_USED)) {
+        at->area.segment->entries_used++;
+        return;
+    }
+    at->area.segment->evicted++;
+    crowd(now);
+    if (old.algorithm == TG_SLIDING_LOG) {
+        tg__log_check(&at->area, &old.log);
+        at->loose[1] = tg__log_chain(&old.log);
+    }
+}
+
+static void
+write_target(const call *now, plan *at)
+{
+    tg__undo_save_entry(&at->area, at->index);
+    if (at->kind == KIND_NEW)
+        occupy(now, at);
+    if (is_log(at)) {
+        /* Room was sure; only a damaged free list can say no, and then the hit is let through uncounted. */
+        if (!tg__log_apply(&at->area, &at->log, &at->change, &at->loose[0]))
+            return;
+        tg_pressure pressure = pressure_after_hit(at);
+        if (at->verdict.remaining == 0) {
+            tg_log_cursor cursor;
+            const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+            pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
+        }
+        store_entry(at, &pressure, &at->state); /* the log is the state's other name */
+        return;
+    }
+    tg_pressure pressure = pressure_after_hit(at);
+    if (at->verdict.remaining == 0)
+        pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
+    store_entry(at, &pressure, &at->next);
+    at->state = at->next;
+}
+
+static void
+settle(const call *now)
+{
+    for (uint64_t left = now->segments; left; left &= left - 1) {
+        const tg_area area = tg__map_area(now->map, (uint32_t)__builtin_ctzll(left));
+        tg__undo_settle(&area);
+        TG_STEP("settled");
+    }
+}
+
+/* ---- the operations ---- */
+
+static inline bool
+charges(const call *now, size_t i)
+{
+    const plan *const at = &now->plans[i];
+    return at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW) && now->targets[i].cost > 0 &&
+           !now->targets[i].charged;
+}
+
+static void
+hit(call *now, bool writing, tg_result *results, bool *overflowed)
+{
+    bool allowed = true;
+    for (size_t i = 0; i < now->count; i++) {
+        decide(now, i, writing);
+        allowed = allowed && now->plans[i].verdict.allowed;
+    }
+    const bool takes = allowed && writing;
+    if (takes) {
+        bool written = false;
+        for (size_t i = 0; i < now->count; i++)
+            if (charges(now, i)) {
+                write_target(now, &now->plans[i]);
+                written = true;
+            }
+        if (written) {
+            settle(now);
+            for (size_t i = 0; i < now->count; i++)
+                for (unsigned j = 0; j < 2; j++)
+                    if (now->plans[i].loose[j].count > 0)
+                        tg__chain_free(&now->plans[i].area, now->plans[i].loose[j]);
+        }
+    }
+    for (size_t i = 0; i < now->count; i++) {
+        plan *const at = &now->plans[i];
+        tg_verdict *const verdict = &at->verdict;
+        const bool charged = takes && charges(now, i);
+        if (__builtin_expect(at->leader != i, 0)) {
+            const plan *const leader = &now->plans[at->leader];
+            tell_untouched(at, &leader->state, &leader->log, verdict); /* which is after the leader's charge, if any */
+        } else if (!takes && verdict->allowed && now->targets[i].cost > 0) {
+            tell_untouched(at, &at->state, &at->log, verdict);
+        }
+        tg_result *const result = &results[i];
+        result->allowed = verdict->allowed;
+        result->charged = charged;
+        result->remaining = verdict->remaining;
+        result->retry_after_us = verdict->retry_after_us;
+        result->reset_after_us = verdict->reset_after_us;
+        result->delay_us = verdict->delay_us;
+        result->stamp_us = verdict->stamp_us;
+        *overflowed = *overflowed || at->bucket;
+    }
+}
+
+/* A key that has no entry of its own was perhaps charged in its overflow bucket. */
+static bool
+find_charged(call *now, plan *at)
+{
+    if (at->kind == KIND_MISSING) {
+        to_bucket(now, at);
+        at->index = find(at);
+        if (at->index == NO_INDEX)
+            return false;
+        at->kind = KIND_FOUND;
+        load(at);
+    }
+    return at->kind == KIND_FOUND;
+}
+
+/* Each target is a step of its own, and a refund of many logged hits several: a death in between leaves a part given back,
+ * never more than was asked. */
+static void
+refund(call *now)
+{
+    for (size_t i = 0; i < now->count; i++) {
+        plan *const at = &now->plans[i];
+        const tg_target *const target = &now->targets[i];
+        if (at->leader != i || at->rule->algorithm == TG_DENY || !find_charged(now, at))
+            continue;
+        uint64_t left = target->cost;
+        bool changed, more = false;
+        do {
+            tg_pressure pressure;
+            tg__undo_save_entry(&at->area, at->index);
+            if (is_log(at)) {
+                left = tg__log_refund(&at->area, at->rule, &at->log, at->now_us, left, target->own, target->stamp_us,
+                                      &changed, &more);
+                if (changed) {
+                    tg_log_cursor cursor;
+                    const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+                    pressure = tg__log_pressure(at->rule, &view, at->now_us);
+                    store_entry(at, &pressure, &at->state);
+                }
+            } else {
+                changed = tg__refund(at->rule, &at->state, at->now_us, left, target->own, target->stamp_us, &at->next);
+                if (changed) {
+                    pressure = tg__pressure(at->rule, &at->next, at->now_us);
+                    store_entry(at, &pressure, &at->next);
+                }
+            }
+            tg__undo_settle(&at->area);
+            TG_STEP("settled");
+        } while (more && changed && left > 0);
+    }
+}
+
+static void
+reset(call *now)
+{
+    for (size_t i = 0; i < now->count; i++) {
+        plan *const at = &now->plans[i];
+        if (at->leader != i || at->kind != KIND_FOUND)
+            continue;
+        const bool log = at->area.entries[at->index].algorithm == TG_SLIDING_LOG;
+        at->area.entries[at->index].flags = 0; /* one byte: done or not done */
+        tg__in_order();
+        TG_STEP("entry forgotten");
+        at->area.segment->entries_used--;
+        if (log && is_log(at))
+            tg__chain_free(&at->area, tg__log_chain(&at->log));
+    }
+}
+
+/* ---- once a second ---- */
+
+static void
+unmap_old(tg_table *table, tg_map *map)
+{
+    /* A thread that still holds one of its locks is waited for; one that comes later sees that another mapping is in force
+     * before it touches anything but the lock. So after this round only lock words are touched here, and zero pages do for
+     * them: the file's memory goes, the addresses stay until the store is closed. */
+    const uint64_t self = tg__lock_self();
+    for (uint32_t i = 0; i < map->segment_count; i++) {
+        const tg_area area = tg__map_area(map, i);
+        const tg_lock_outcome outcome = tg__lock_take(area.segment, self, table->timeout_us);
+        if (outcome == TG_LOCK_TIMEOUT)
+            return; /* it stays mapped: costs memory, breaks nothing */
+        if (outcome == TG_LOCK_INHERITED)
+            tg__segment_recover(&area);
+        tg__lock_release(area.segment, self);
+    }
+    mmap(map->base, map->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+}
+
+static void
+follow_file(tg_table *table)
+{
+    tg_map *const old = atomic_load_explicit(&table->map, memory_order_relaxed);
+    if (tg__map_current(&table->place, old)) {
+        table->told_lost = false;
+        return;
+    }
+    tg_error error = { .status = TG_OK };
+    tg_map *map = NULL;
+    if (tg__map_open(&table->place, &map, &error) != TG_OK) {
+        if (!table->told_lost)
+            tg__notice("table-replaced", "%s was replaced or removed and its successor cannot be used; counting goes on "
+                       "in the old table, which others no longer share: %.300s", table->place.path, error.message);
+        table->told_lost = true;
+        return;
+    }
+    map->older = old;
+    atomic_store_explicit(&table->map, map, memory_order_release);
+    unmap_old(table, old);
+    tg__notice("table-replaced", "%s was replaced or removed; counting goes on in the new table", table->place.path);
+}
+
+static void
+size_text(uint64_t bytes, char text[24])
+{
+    if (bytes >= UINT64_C(1) << 30 && bytes % (UINT64_C(1) << 30) == 0)
+        snprintf(text, 24, "%" PRIu64 "GiB", bytes >> 30);
+    else if (bytes >= UINT64_C(1) << 20)
+        snprintf(text, 24, "%" PRIu64 "MiB", (bytes + (UINT64_C(1) << 20) - 1) >> 20);
+    else
+        snprintf(text, 24, "%" PRIu64 "KiB", (bytes + 1023) >> 10);
+}
+
+/* How full the table is in percent, from a part of a few segments: entries or log blocks, whichever is more. */
+static unsigned
+fill_percent(const tg_table *table, const tg_map *map)
+{
+    const uint64_t self = tg__lock_self(), now_us = now_of(table);
+    uint64_t seen = 0, live = 0, blocks = 0, block_room = 0;
+    const uint32_t step = map->segment_count > 4 ? map->segment_count / 4 : 1;
+    for (uint32_t s = randombytes_uniform(step); s < map->segment_count; s += step) {
+        const tg_area area = tg__map_area(map, s);
+        const uint32_t most = area.normal < 2 * SAMPLE_ENTRIES ? area.normal : 2 * SAMPLE_ENTRIES;
+        const uint32_t first = randombytes_uniform(area.normal - most + 1);
+        const tg_lock_outcome outcome = tg__lock_take(area.segment, self, 0);
+        if (outcome == TG_LOCK_TIMEOUT)
+            continue;
+        if (outcome == TG_LOCK_INHERITED)
+            tg__segment_recover(&area);
+        for (uint32_t i = first; i < first + most; i++) {
+            tg_entry entry;
+            tg__entry_read(&area.entries[i], &entry);
+            if (!(entry.flags & TG_ENTRY_USED) || entry.fresh_at_us <= now_us)
+                continue;
+            live++;
+            if (entry.algorithm == TG_SLIDING_LOG) {
+                tg__log_check(&area, &entry.log);
+                blocks += tg__log_chain(&entry.log).count;
+            }
+        }
+        seen += most;
+        block_room += (uint64_t)area.block_count * most / area.normal;
+        tg__lock_release(area.segment, self);
+    }
+    const uint64_t entry_percent = seen ? live * 100 / seen : 0;
+    const uint64_t block_percent = block_room ? blocks * 100 / block_room : 0;
+    const uint64_t percent = entry_percent > block_percent ? entry_percent : block_percent;
+    return percent > 100 ? 100 : (unsigned)percent;
+}
+
+static void
+tell_fill(tg_table *table)
+{
+    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_relaxed);
+    const unsigned percent = fill_percent(table, map);
+    if (percent < 60)
+        table->told_full = false;
+    if (percent < 80 || table->told_full)
+        return;
+    table->told_full = true;
+    char size[24], now[24];
+    size_text(map->bytes, now);
+    size_text(map->bytes * 2 < TG_TABLE_BYTES_MAX ? map->bytes * 2 : TG_TABLE_BYTES_MAX, size);
+    tg__notice("table-near-full", "table %s (%s) is %u %% full; %s%s?size=%s would fit", table->place.name, now, percent,
+               table->place.path ? "shared://" : "memory://", table->place.name, size);
+}
+
+static void
+follow_utc(const tg_map *map)
+{
+    if (map->manual)
+        return;
+    tg_header_page *const header = tg__map_header(map);
+    const int64_t right = tg__utc_offset_now_us();
+    const int64_t held = atomic_load_explicit(&header->utc_offset_us, memory_order_relaxed);
+    /* One offset for all processes, so that they agree on an aligned window; not followed below a second, or each would
+     * write its own reading. The difference is unsigned because `held` may be anything. */
+    const uint64_t off = right > held ? (uint64_t)right - (uint64_t)held : (uint64_t)held - (uint64_t)right;
+    if (off > 1000000)
+        atomic_store_explicit(&header->utc_offset_us, right, memory_order_relaxed);
+}
+
+static void
+check(tg_table *table, uint64_t real_us)
+{
+    uint64_t due_us = atomic_load_explicit(&table->check_at_us, memory_order_relaxed);
+    if (real_us < due_us || !atomic_compare_exchange_strong_explicit(&table->check_at_us, &due_us, real_us + CHECK_EVERY_US,
+                                                                     memory_order_relaxed, memory_order_relaxed))
+        return;
+    /* One thread at a time. What a thread of the parent had begun does not hold up a forked child: its word differs. */
+    const uint64_t self = tg__lock_self();
+    uint64_t other = atomic_load_explicit(&table->checking, memory_order_relaxed);
+    if (other == self || !atomic_compare_exchange_strong_explicit(&table->checking, &other, self, memory_order_acquire,
+                                                                  memory_order_relaxed))
+        return;
+    follow_file(table);
+    follow_utc(atomic_load_explicit(&table->map, memory_order_relaxed));
+    if (atomic_exchange_explicit(&table->crowded, false, memory_order_relaxed) || table->told_full)
+        tell_fill(table);
+    atomic_store_explicit(&table->checking, 0, memory_order_release);
+}
+
+/* ---- the store ---- */
+
+static tg_status
+table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflowed,
+            tg_error *error)
+{
+    tg_table *const table = table_of(store);
+    plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
+    call now;
+    bool in_bucket = false;
+    if (target_count == 0 || target_count > TG_TARGETS_MAX)
+        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
+    const tg_status status = begin(&now, table, targets, target_count, plans, error);
+    if (status == TG_OK) {
+        look_up(&now);
+        if (op == TG_OP_HIT || op == TG_OP_PEEK)
+            hit(&now, op == TG_OP_HIT, results, &in_bucket);
+        else if (op == TG_OP_REFUND)
+            refund(&now);
+        else
+            reset(&now);
+        release(&now, now.segments);
+        if (overflowed)
+            *overflowed = in_bucket;
+    }
+    const uint64_t real_us = !table->clock && status == TG_OK ? now.now_us : tg__boot_now_us();
+    if (__builtin_expect(real_us >= atomic_load_explicit(&table->check_at_us, memory_order_relaxed), 0))
+        check(table, real_us);
+    return status;
+}
+
+static bool
+fits(const tg_map *map, const tg_rule *rule)
+{
+    const uint64_t blocks = (tg__log_words_max(rule) + TG_BLOCK_WORDS - 1) / TG_BLOCK_WORDS;
+    return blocks <= map->blocks / 4;
+}
+
+static tg_status
+table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
+{
+    const tg_table *const table = table_of(store);
+    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
+    if (rule->algorithm != TG_SLIDING_LOG || fits(map, rule))
+        return TG_OK;
+    char text[TG_RULE_TEXT_MAX], size[24], now[24];
+    tg_rule_text(rule, text);
+    size_text(map->bytes, now);
+    for (uint64_t bytes = map->bytes; bytes <= TG_TABLE_BYTES_MAX; bytes *= 2) {
+        tg_map larger = { .bytes = 0 };
+        tg__map_geometry(&larger, bytes);
+        if (!fits(&larger, rule))
+            continue;
+        size_text(bytes, size);
+        return tg__error(error, TG_E_RULE,
+                         "rule '%s': its log of up to %" PRIu64 " words is too large for table %s of %s; use "
+                         "%s%s?size=%s, a resolution, or sliding_counter",
+                         text, tg__log_words_max(rule), table->place.name, now,
+                         table->place.path ? "shared://" : "memory://", table->place.name, size);
+    }
+    return tg__error(error, TG_E_RULE,
+                     "rule '%s': its log of up to %" PRIu64 " words is too large for any table; use a resolution, or "
+                     "sliding_counter",
+                     text, tg__log_words_max(rule));
+}
+
+static uint64_t
+table_now_us(tg_store *store)
+{
+    return now_of(table_of(store));
+}
+
+static int64_t
+table_utc_offset_us(tg_store *store)
+{
+    tg_table *const table = table_of(store);
+    for (;;) {
+        const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
+        const int64_t offset_us = offset_of(map);
+        if (atomic_load_explicit(&table->map, memory_order_acquire) == map)
+            return offset_us; /* else perhaps read from zero pages: unmap_old */
+    }
+}
+
+static tg_status
+table_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
+{
+    const uint32_t chunk = 4096; /* entries under one hold of the lock */
+    tg_table *const table = table_of(store);
+    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
+    const uint64_t self = tg__lock_self(), now_us = now_of(table);
+    *stats = (tg_store_stats){
+        .table_bytes = map->bytes,
+        .entries = (uint64_t)map->segment_count * (map->entries + map->overflow),
+        .log_blocks = (uint64_t)map->segment_count * map->blocks,
+        .timeouts = atomic_load_explicit(&tg__map_header(map)->timeouts, memory_order_relaxed),
+    };
+    for (uint32_t s = 0; s < map->segment_count; s++) {
+        const tg_area area = tg__map_area(map, s);
+        for (uint32_t first = 0; first < area.total; first += chunk) {
+            const tg_lock_outcome outcome = tg__lock_take(area.segment, self, table->timeout_us);
+            if (outcome == TG_LOCK_TIMEOUT)
+                return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped", table->place.name);
+            if (outcome == TG_LOCK_INHERITED)
+                tg__segment_recover(&area);
+            if (first == 0) {
+                stats->evicted += area.segment->evicted;
+                stats->overflowed += area.segment->overflowed;
+                stats->full += area.segment->full;
+                stats->owner_deaths += area.segment->owner_deaths;
+                stats->log_blocks_used += area.block_count - tg__blocks_left(&area);
+            }
+            for (uint32_t i = first; i < area.total && i < first + chunk; i++)
+                stats->entries_live +=
+                    (area.entries[i].flags & TG_ENTRY_USED) && area.entries[i].fresh_at_us > now_us ? 1 : 0;
+            tg__lock_release(area.segment, self);
+        }
+    }
+    return TG_OK;
+}
+
+static void
+table_close(tg_store *store)
+{
+    tg_table *const table = table_of(store);
+    tg_map *map = atomic_load_explicit(&table->map, memory_order_acquire);
+    while (map) {
+        tg_map *const older = map->older;
+        tg__map_close(map);
+        map = older;
+    }
+    tg__place_close(&table->place);
+    free(table);
+}
+
+static const tg_store_ops table_ops = {
+    .name = "table",
+    .apply = table_apply,
+    .admit_rule = table_admit_rule,
+    .now_us = table_now_us,
+    .utc_offset_us = table_utc_offset_us,
+    .stats = table_stats,
+    .close = table_close,
+};
+
+tg_status
+tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error)
+{
+    tg_status status = tg__digest_init(error);
+    if (status != TG_OK)
+        return status;
+    tg_place place;
+    tg_map *map = NULL;
+    status = tg__place_parse(uri, options->clock != NULL, &place, error);
+    if (status != TG_OK)
+        return status;
+    status = tg__map_open(&place, &map, error);
+    tg_table *table = status == TG_OK ? calloc(1, sizeof *table) : NULL;
+    if (!table) {
+        if (status == TG_OK)
+            status = tg__error(error, TG_E_NOMEM, "table: %zu bytes", sizeof *table);
+        tg__map_close(map);
+        tg__place_close(&place);
+        return status;
+    }
+    table->base.ops = &table_ops;
+    table->place = place;
+    table->clock = options->clock;
+    table->timeout_us = options->timeout_us ? options->timeout_us : DEFAULT_TIMEOUT_US;
+    atomic_init(&table->map, map);
+    atomic_init(&table->check_at_us, tg__boot_now_us() + CHECK_EVERY_US);
+    follow_utc(map);
+    *store = &table->base;
+    return TG_OK;
+}

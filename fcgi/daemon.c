@@ -1,0 +1,335 @@
+/* tidegate-fcgi: the limiter as a FastCGI program for web servers. Options, start, end; the work is in loop.c and answer.c.
+ * Must not enter: anything a request passes through. */
+#include "answer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define LISTEN_FDS_START 3
+#define SPARE_DESCRIPTORS 32u /* for the table, the log, epoll and whatever a library opens for a moment */
+
+static const char usage_text[] =
+    "usage: tidegate-fcgi [--config FILE] [--listen ADDRESS]... [option]...\n"
+    "\n"
+    "A FastCGI responder and authorizer that limits requests by the rules of FILE.\n"
+    "\n"
+    "  --config FILE           the rules file (else TIDEGATE_CONFIG)\n"
+    "  --listen ADDRESS        unix:/path[,mode=0660][,owner=NAME][,group=NAME][,answers=auth]\n"
+    "                          tcp:127.0.0.1:PORT[,answers=auth], fd:NUMBER; repeatable. Without one: the sockets of\n"
+    "                          LISTEN_FDS, or descriptor 0 where it is a listening socket\n"
+    "  --mode answer|auth      what a request without TIDEGATE_MODE gets where its listener does not say: answer (200\n"
+    "                          or the refusal; the default), auth (204 or 403, for nginx's auth_request)\n"
+    "  --store URI             the store (else TIDEGATE_STORE, the file's store, shared://default)\n"
+    "  --store-timeout S       longest a decision waits for the store (0.05)\n"
+    "  --connections N         most connections at once (1024)\n"
+    "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
+    "  --idle-timeout S        longest a connection stays open without a request (300)\n"
+    "  --drain-timeout S       longest from SIGTERM to the end (5)\n"
+    "  --manual-clock          for replays: a table whose time is each request's TIDEGATE_NOW_US\n"
+    "  --check                 read the rules, say whether they are right, and leave\n"
+    "  --help, --version\n"
+    "\n"
+    "SIGHUP reads the rules again; SIGTERM and SIGINT answer what was accepted and leave.\n"
+    "Exit status: 0 fine, 1 something failed, 2 wrong usage.\n";
+
+typedef struct options {
+    const char *config, *store;
+    fcgi_listener listeners[FCGI_LISTENERS_MAX];
+    size_t listener_count;
+    fcgi_mode mode;
+    fcgi_loop_options loop;
+    uint64_t store_timeout_us;
+    bool manual_clock, check;
+} options;
+
+/* ---- options */
+
+static void __attribute__((noreturn, format(printf, 1, 2)))
+fail_usage(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("tidegate-fcgi: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputs("; see tidegate-fcgi --help\n", stderr);
+    va_end(arguments);
+    exit(2);
+}
+
+static uint64_t
+read_seconds(const char *name, const char *text)
+{
+    char *end;
+    errno = 0;
+    const double seconds = strtod(text, &end);
+    if (errno != 0 || end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= 86400.0))
+        fail_usage("%s %s: expected seconds between 0.001 and 86400", name, text);
+    return (uint64_t)(seconds * 1e6);
+}
+
+static void
+add_listener(options *set, const char *text)
+{
+    char error[320];
+    if (set->listener_count == FCGI_LISTENERS_MAX)
+        fail_usage("--listen %s: too many listeners", text);
+    if (fcgi_listener_parse(text, &set->listeners[set->listener_count], error, sizeof error) != FCGI_LISTEN_OK)
+        fail_usage("--listen: %s", error);
+    set->listener_count++;
+}
+
+static void
+read_options(options *set, int argument_count, char **arguments)
+{
+    enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, DRAIN_TIMEOUT,
+           MANUAL_CLOCK, CHECK, HELP, VERSION };
+    static const struct option known[] = {
+        { "config", required_argument, NULL, CONFIG },
+        { "listen", required_argument, NULL, LISTEN },
+        { "mode", required_argument, NULL, MODE },
+        { "store", required_argument, NULL, STORE },
+        { "store-timeout", required_argument, NULL, STORE_TIMEOUT },
+        { "connections", required_argument, NULL, CONNECTIONS },
+        { "request-timeout", required_argument, NULL, REQUEST_TIMEOUT },
+        { "idle-timeout", required_argument, NULL, IDLE_TIMEOUT },
+        { "drain-timeout", required_argument, NULL, DRAIN_TIMEOUT },
+        { "manual-clock", no_argument, NULL, MANUAL_CLOCK },
+        { "check", no_argument, NULL, CHECK },
+        { "help", no_argument, NULL, HELP },
+        { "version", no_argument, NULL, VERSION },
+        { 0 },
+    };
+    opterr = 0;
+    int which;
+    while ((which = getopt_long(argument_count, arguments, "", known, NULL)) != -1) {
+        switch (which) {
+        case CONFIG:
+            set->config = optarg;
+            break;
+        case LISTEN:
+            add_listener(set, optarg);
+            break;
+        case MODE:
+            if (!fcgi_mode_parse(tg_text_of(optarg), &set->mode))
+                fail_usage("--mode %s: expected answer or auth", optarg);
+            break;
+        case STORE:
+            set->store = optarg;
+            break;
+        case STORE_TIMEOUT:
+            set->store_timeout_us = read_seconds("--store-timeout", optarg);
+            break;
+        case CONNECTIONS: {
+            char *end;
+            const unsigned long number = strtoul(optarg, &end, 10);
+            if (*optarg < '1' || *optarg > '9' || *end != '\0' || number > 1000000)
+                fail_usage("--connections %s: expected a number from 1 to 1000000", optarg);
+            set->loop.connections_max = number;
+            break;
+        }
+        case REQUEST_TIMEOUT:
+            set->loop.request_us = read_seconds("--request-timeout", optarg);
+            break;
+        case IDLE_TIMEOUT:
+            set->loop.idle_us = read_seconds("--idle-timeout", optarg);
+            break;
+        case DRAIN_TIMEOUT:
+            set->loop.drain_us = read_seconds("--drain-timeout", optarg);
+            break;
+        case MANUAL_CLOCK:
+            set->manual_clock = true;
+            break;
+        case CHECK:
+            set->check = true;
+            break;
+        case HELP:
+            fputs(usage_text, stdout);
+            exit(0);
+        case VERSION:
+            puts("tidegate-fcgi " TG_VERSION);
+            exit(0);
+        default:
+            fail_usage("%s: unknown option, or its value is missing", arguments[optind - 1]);
+        }
+    }
+    if (optind < argument_count)
+        fail_usage("%s: no such argument", arguments[optind]);
+}
+
+/* systemd's way: LISTEN_FDS sockets from descriptor 3 on, meant for LISTEN_PID only. */
+static void
+add_inherited(options *set)
+{
+    const char *pid = getenv("LISTEN_PID"), *count = getenv("LISTEN_FDS");
+    if (pid && count && strtol(pid, NULL, 10) == (long)getpid()) {
+        const long sockets = strtol(count, NULL, 10);
+        for (long i = 0; i < sockets && set->listener_count < FCGI_LISTENERS_MAX; i++) {
+            char text[32];
+            snprintf(text, sizeof text, "fd:%ld", LISTEN_FDS_START + i);
+            add_listener(set, text);
+        }
+    }
+    unsetenv("LISTEN_PID");
+    unsetenv("LISTEN_FDS");
+    if (set->listener_count == 0 && fcgi_is_listening(STDIN_FILENO))
+        add_listener(set, "fd:0");
+}
+
+/* ---- running */
+
+typedef struct daemon_state {
+    fcgi_answerer answerer; /* first: the loop's context is its address */
+    const char *config;
+} daemon_state;
+
+static void
+log_notices(void *context)
+{
+    (void)context;
+    tg_notice notice;
+    while (tg_notice_pending() && tg_notice_take(&notice))
+        fcgi_log(FCGI_WARN, notice.code, "%s", notice.message);
+}
+
+static void
+reload_rules(void *context)
+{
+    daemon_state *state = context;
+    tg_error error;
+    if (tg_gate_reload(state->answerer.gate, &error) == TG_OK)
+        fcgi_log(FCGI_INFO, "rules-reloaded", "%s: in force, reading %llu", state->config,
+                 (unsigned long long)tg_gate_generation(state->answerer.gate));
+    else
+        fcgi_log(FCGI_ERROR, "rules-refused", "%s; the rules in force stay", error.message);
+}
+
+static tg_status
+open_gate(const options *set, tg_clock *clock, tg_gate **gate, tg_error *error)
+{
+    const tg_gate_options gate_options = {
+        .path = tg_text_of(set->config),
+        /* A check leaves nothing behind: the real table may belong to a user that is not the one who checks. */
+        .store = tg_text_of(set->check ? "memory://" : set->store),
+        .clock = clock,
+        .timeout_us = set->store_timeout_us,
+    };
+    return tg_gate_open(&gate_options, gate, error);
+}
+
+/* As many descriptors as the system lets us have, and no more connections than those allow. */
+static void
+fit_descriptors(options *set)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    const size_t wanted = set->loop.connections_max ? set->loop.connections_max : 1024;
+    if (limit.rlim_cur < wanted + SPARE_DESCRIPTORS && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max < wanted + SPARE_DESCRIPTORS ? limit.rlim_max : wanted + SPARE_DESCRIPTORS;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    const size_t possible = limit.rlim_cur > 2 * SPARE_DESCRIPTORS ? limit.rlim_cur - SPARE_DESCRIPTORS
+                                                                   : SPARE_DESCRIPTORS;
+    if (wanted > possible) {
+        fcgi_log(FCGI_WARN, "descriptors-few", "%zu connections at most: the system allows %llu descriptors", possible,
+                 (unsigned long long)limit.rlim_cur);
+        set->loop.connections_max = possible;
+    }
+}
+
+/* A socket opened as 2 would receive what is logged. */
+static void
+fill_standard_descriptors(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
+int
+main(int argument_count, char **arguments)
+{
+    static options set;
+    static daemon_state state;
+    tg_error error = { 0 };
+    tg_clock *clock = NULL;
+    tg_gate *gate = NULL;
+    fcgi_loop *loop = NULL;
+    size_t opened = 0;
+    int leave = 1;
+
+    fill_standard_descriptors();
+    signal(SIGPIPE, SIG_IGN);
+    read_options(&set, argument_count, arguments);
+    if (!set.check && set.listener_count == 0)
+        add_inherited(&set);
+    if (!set.check && set.listener_count == 0)
+        fail_usage("--listen is missing, and no listening socket was handed over");
+
+    if (set.manual_clock && tg_clock_open(0, &clock, &error) != TG_OK)
+        goto failed;
+    if (open_gate(&set, clock, &gate, &error) != TG_OK)
+        goto failed;
+    state.config = set.config ? set.config : getenv("TIDEGATE_CONFIG");
+    if (set.check) {
+        printf("tidegate-fcgi: %s: ok\n", state.config ? state.config : "");
+        leave = 0;
+        goto done;
+    }
+    fit_descriptors(&set);
+
+    state.answerer.gate = gate;
+    state.answerer.manual = clock;
+    state.answerer.mode = set.mode != FCGI_MODE_UNSET ? set.mode : FCGI_MODE_ANSWER;
+    const fcgi_responder responder = {
+        .answer = fcgi_answer_call,
+        .reload = reload_rules,
+        .round = log_notices,
+        .context = &state,
+    };
+    loop = fcgi_loop_open(&set.loop, &responder, set.listeners, set.listener_count);
+    if (!loop) {
+        fprintf(stderr, "tidegate-fcgi: the event loop: %s\n", strerror(errno));
+        goto done;
+    }
+    for (; opened < set.listener_count; opened++) { /* last: who finds the socket is answered */
+        char why[320];
+        if (fcgi_listener_open(&set.listeners[opened], why, sizeof why) != FCGI_LISTEN_OK) {
+            fprintf(stderr, "tidegate-fcgi: %s\n", why);
+            goto done;
+        }
+    }
+    for (size_t i = 0; i < set.listener_count; i++)
+        fcgi_log(FCGI_INFO, "listening", "%s", set.listeners[i].text);
+
+    const bool whole = fcgi_loop_run(loop);
+    log_notices(NULL);
+    const fcgi_loop_counts *counts = fcgi_loop_read_counts(loop);
+    fcgi_log(whole ? FCGI_INFO : FCGI_WARN, "stopped", "%llu requests on %llu connections%s",
+             (unsigned long long)counts->requests, (unsigned long long)counts->connections,
+             whole ? "" : "; some did not complete in time");
+    leave = 0;
+    goto done;
+
+failed:
+    fprintf(stderr, "tidegate-fcgi: %s\n", error.message);
+done:
+    fcgi_loop_close(loop);
+    for (size_t i = 0; i < opened; i++)
+        fcgi_listener_close(&set.listeners[i]);
+    tg_gate_close(gate);
+    tg_clock_close(clock);
+    return leave;
+}

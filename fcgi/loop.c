@@ -1,0 +1,875 @@
+/* One epoll loop: see loop.h.
+ *
+ * A connection is in exactly one phase, each with its own deadline; a phase's list is in the order of entry, so that the
+ * next deadline is at a head and no timer needs searching. Input is read into one buffer of the loop and answers are built
+ * in another: a connection owns memory only while its peer is slow. */
+#include "loop.h"
+
+#include "log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define IN_BYTES 65536u
+#define OUT_BYTES 262144u
+#define OUT_ROOM (FCGI_TEXT_BYTES_MAX + FCGI_WRAP_BYTES) /* kept free for the next answer */
+#define UNSENT_BYTES_MAX 262144u /* above: nothing more is read from this peer */
+#define EVENTS_PER_ROUND 256
+#define ACCEPTS_PER_ROUND 64
+#define ACCEPT_PAUSE_US UINT64_C(100000) /* after the system had no descriptor or memory for a connection */
+#define RECLAIM_IDLE_US UINT64_C(1000000) /* at the cap, a connection idle for so long makes room for a new one */
+#define LINGER_US UINT64_C(2000000)
+#define GRACE_US UINT64_C(250000) /* SIGTERM: a connection that has not spoken yet gets so long to begin */
+#define NEVER_US UINT64_MAX
+
+typedef enum phase {
+    PHASE_IDLE = 0, /* nothing begun, nothing to send */
+    PHASE_WAITING,  /* something begun has not arrived whole */
+    PHASE_SENDING,  /* the peer has not taken its answers */
+    PHASE_LINGERING,/* closed on our side; bytes still under way are read away, or they would reset what we sent */
+    PHASES
+} phase;
+
+typedef enum source_kind { SOURCE_SIGNALS, SOURCE_LISTENER, SOURCE_CONNECTION } source_kind;
+
+typedef struct source {
+    source_kind kind; /* what epoll's pointer points to */
+} source;
+
+typedef struct connection {
+    source source;
+    int fd; /* -1: closed, freed at the end of the round: an event of this round may still point here */
+    uint8_t phase;
+    bool polled;  /* epoll knows the descriptor */
+    bool spoken;  /* at least one byte has arrived */
+    bool closing; /* a request ended that did not ask to keep the connection */
+    bool done;    /* nothing more is answered here; close when everything is sent */
+    bool end_seen;/* the peer has said all it had to say */
+    bool eof;
+    uint32_t interest;
+    const fcgi_listener *listener;
+    uint64_t deadline_us;
+    uint64_t waiting_since_us; /* 0: not waiting */
+    uint32_t waiting_record;   /* the session's record_count then */
+    struct connection *before, *after; /* in its phase's list */
+    uint8_t *unsent;
+    size_t unsent_at, unsent_length, unsent_room;
+    uint8_t *stash; /* input read but not understood yet, while the peer does not take its answers */
+    size_t stash_at, stash_length;
+    fcgi_session session;
+} connection;
+
+typedef struct listen_source {
+    source source;
+    fcgi_listener *listener;
+    bool polled;
+} listen_source;
+
+typedef struct connection_list {
+    connection *first, *last;
+} connection_list;
+
+struct fcgi_loop {
+    int epoll_fd;
+    source signals;
+    int signal_fd;
+    sigset_t mask_before;
+    fcgi_loop_options options;
+    fcgi_responder responder;
+    fcgi_pool pool;
+    listen_source listeners[FCGI_LISTENERS_MAX];
+    size_t listener_count;
+    connection_list phases[PHASES];
+    connection *dead;
+    size_t connection_count;
+    uint64_t now_us;
+    uint64_t accept_after_us; /* 0: accepting; NEVER_US: at the cap; else a pause */
+    bool draining;
+    bool cut_off;
+    uint64_t drain_deadline_us;
+    fcgi_loop_counts counts;
+    fcgi_log_gate broken_gate, timeout_gate, cap_gate, accept_gate;
+    uint8_t *in;
+    uint8_t *out;
+    size_t out_length;
+};
+
+static uint64_t
+read_clock_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* ---- phases and deadlines */
+
+static void
+leave_phase(fcgi_loop *loop, connection *conn)
+{
+    connection_list *list = &loop->phases[conn->phase];
+    *(conn->before ? &conn->before->after : &list->first) = conn->after;
+    *(conn->after ? &conn->after->before : &list->last) = conn->before;
+}
+
+static void
+enter_phase(fcgi_loop *loop, connection *conn, phase next, uint64_t deadline_us)
+{
+    connection_list *list = &loop->phases[next];
+    conn->phase = (uint8_t)next;
+    conn->deadline_us = deadline_us;
+    conn->before = list->last;
+    conn->after = NULL;
+    *(list->last ? &list->last->after : &list->first) = conn;
+    list->last = conn;
+}
+
+static void
+move_phase(fcgi_loop *loop, connection *conn, phase next, uint64_t deadline_us)
+{
+    leave_phase(loop, conn);
+    enter_phase(loop, conn, next, deadline_us);
+}
+
+/* ---- closing */
+
+static void
+watch_listeners(fcgi_loop *loop, bool watched)
+{
+    for (size_t i = 0; i < loop->listener_count; i++) {
+        listen_source *from = &loop->listeners[i];
+        if (from->listener->fd == -1 || from->polled == watched)
+            continue;
+        /* Level-triggered: a listener nobody accepts from would wake every round, so it is taken out meanwhile.
+         * EPOLLEXCLUSIVE: several loops or processes on one socket are not all woken for one connection. */
+        struct epoll_event event = { .events = EPOLLIN | EPOLLEXCLUSIVE, .data.ptr = &from->source };
+        if (epoll_ctl(loop->epoll_fd, watched ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, from->listener->fd, &event) == 0)
+            from->polled = watched;
+    }
+}
+
+static void
+close_connection(fcgi_loop *loop, connection *conn)
+{
+    if (conn->fd == -1)
+        return;
+    close(conn->fd); /* epoll forgets it with its last descriptor */
+    conn->fd = -1;
+    fcgi_session_fini(&conn->session);
+    free(conn->unsent);
+    free(conn->stash);
+    conn->unsent = conn->stash = NULL;
+    leave_phase(loop, conn);
+    conn->after = loop->dead;
+    loop->dead = conn;
+    loop->connection_count--;
+    if (loop->accept_after_us != 0 && !loop->draining) { /* a place and a descriptor are free again */
+        loop->accept_after_us = 0;
+        watch_listeners(loop, true);
+    }
+}
+
+static void
+bury_dead(fcgi_loop *loop)
+{
+    while (loop->dead) {
+        connection *conn = loop->dead;
+        loop->dead = conn->after;
+        free(conn);
+    }
+}
+
+/* ---- sending */
+
+static bool
+keep_unsent(connection *conn, const uint8_t *data, size_t length)
+{
+    if (conn->unsent_at > 0 && conn->unsent_length + length > conn->unsent_room) {
+        memmove(conn->unsent, conn->unsent + conn->unsent_at, conn->unsent_length - conn->unsent_at);
+        conn->unsent_length -= conn->unsent_at;
+        conn->unsent_at = 0;
+    }
+    if (conn->unsent_length + length > conn->unsent_room) {
+        size_t room = conn->unsent_room ? conn->unsent_room : 4096;
+        while (room < conn->unsent_length + length)
+            room *= 2;
+        uint8_t *grown = realloc(conn->unsent, room);
+        if (!grown)
+            return false;
+        conn->unsent = grown;
+        conn->unsent_room = room;
+    }
+    memcpy(conn->unsent + conn->unsent_length, data, length);
+    conn->unsent_length += length;
+    return true;
+}
+
+static size_t
+unsent_bytes(const connection *conn)
+{
+    return conn->unsent_length - conn->unsent_at;
+}
+
+/* Bytes sent; -1: the connection is broken. */
+static ssize_t
+send_some(const connection *conn, const uint8_t *data, size_t length)
+{
+    size_t sent = 0;
+    while (sent < length) {
+        const ssize_t count = send(conn->fd, data + sent, length - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (count >= 0) {
+            sent += (size_t)count;
+            continue;
+        }
+        if (errno == EINTR)
+            continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)
+            break;
+        return -1;
+    }
+    return (ssize_t)sent;
+}
+
+/* Sends what was kept for this peer. false: broken. */
+static bool
+send_unsent(fcgi_loop *loop, connection *conn)
+{
+    const ssize_t sent = send_some(conn, conn->unsent + conn->unsent_at, unsent_bytes(conn));
+    if (sent < 0)
+        return false;
+    conn->unsent_at += (size_t)sent;
+    if (sent > 0 && conn->phase == PHASE_SENDING)
+        move_phase(loop, conn, PHASE_SENDING, loop->now_us + loop->options.request_us);
+    if (unsent_bytes(conn) == 0) {
+        free(conn->unsent); /* being slow is the exception */
+        conn->unsent = NULL;
+        conn->unsent_at = conn->unsent_length = conn->unsent_room = 0;
+    }
+    return true;
+}
+
+/* Sends the loop's output buffer, which belongs to this connection; keeps what the peer does not take. false: broken. */
+static bool
+flush_out(fcgi_loop *loop, connection *conn)
+{
+    if (loop->out_length == 0)
+        return true;
+    size_t sent = 0;
+    if (unsent_bytes(conn) == 0) {
+        const ssize_t count = send_some(conn, loop->out, loop->out_length);
+        if (count < 0)
+            return false;
+        sent = (size_t)count;
+    }
+    const size_t left = loop->out_length - sent;
+    const bool kept = left == 0 || keep_unsent(conn, loop->out + sent, left);
+    loop->out_length = 0;
+    return kept;
+}
+
+/* ---- understanding */
+
+static void
+end_request(connection *conn, fcgi_request *request)
+{
+    if (!request->keep) {
+        conn->closing = true;
+        if (request->role == FCGI_AUTHORIZER)
+            conn->end_seen = true; /* an Authorizer is sent no STDIN that could end */
+    }
+    fcgi_session_finish(&conn->session, request);
+    if (conn->closing && conn->session.request_count == 0)
+        conn->done = true;
+}
+
+static void
+answer_request(fcgi_loop *loop, connection *conn, const fcgi_event *event)
+{
+    fcgi_request *request = event->request;
+    const fcgi_call call = {
+        .listener = conn->listener,
+        .role = request->role,
+        .too_large = event->kind == FCGI_EVENT_TOO_LARGE,
+        .params = { .data = request->params, .length = request->params_length },
+    };
+    uint8_t *record = loop->out + loop->out_length;
+    const size_t length =
+        loop->responder.answer(loop->responder.context, &call, (char *)record + FCGI_HEADER_BYTES);
+    assert(length <= FCGI_TEXT_BYTES_MAX);
+    loop->out_length += fcgi_wrap_answer(record, request->id, length);
+    loop->counts.requests++;
+    end_request(conn, request);
+}
+
+/* false: the connection is broken. */
+static bool
+handle_event(fcgi_loop *loop, connection *conn, const fcgi_event *event)
+{
+    switch (event->kind) {
+    case FCGI_EVENT_MORE:
+        return true;
+    case FCGI_EVENT_READY:
+    case FCGI_EVENT_TOO_LARGE:
+        if (conn->done) /* behind a request after which the peer wanted the connection closed */
+            fcgi_session_finish(&conn->session, event->request);
+        else
+            answer_request(loop, conn, event);
+        return true;
+    case FCGI_EVENT_ABORTED:
+        loop->out_length += fcgi_write_end(loop->out + loop->out_length, event->request->id, FCGI_REQUEST_COMPLETE);
+        end_request(conn, event->request);
+        return true;
+    case FCGI_EVENT_REPLY:
+        if (conn->done)
+            return true;
+        memcpy(loop->out + loop->out_length, event->reply, event->reply_length);
+        loop->out_length += event->reply_length;
+        if (event->last) {
+            conn->closing = true;
+            conn->done = conn->session.request_count == 0;
+        }
+        return true;
+    case FCGI_EVENT_BROKEN:
+        loop->counts.refused_frames++;
+        fcgi_log_rarely(&loop->broken_gate, FCGI_WARN, "peer-broken", "%s: connection closed: %s",
+                        conn->listener->text, event->why);
+        /* What was answered before still goes out; after that there is nothing to say. */
+        conn->done = true;
+        conn->end_seen = false;
+        return true;
+    }
+    return false;
+}
+
+static bool
+stash_input(connection *conn, const uint8_t *data, size_t length)
+{
+    if (length == 0)
+        return true;
+    assert(!conn->stash);
+    conn->stash = malloc(length);
+    if (!conn->stash)
+        return false;
+    memcpy(conn->stash, data, length);
+    conn->stash_at = 0;
+    conn->stash_length = length;
+    return true;
+}
+
+/* Understands input and answers it. Stops where the peer does not take its answers and sets `*used` short of the end.
+ * false: broken. */
+static bool
+understand(fcgi_loop *loop, connection *conn, const uint8_t *data, size_t length, size_t *used)
+{
+    fcgi_event event;
+    size_t at = 0;
+    while (at < length) {
+        if (loop->out_length > OUT_BYTES - OUT_ROOM && !flush_out(loop, conn))
+            return false;
+        if (unsent_bytes(conn) > UNSENT_BYTES_MAX)
+            break;
+        at += fcgi_session_feed(&conn->session, data + at, length - at, &event);
+        if (event.kind == FCGI_EVENT_MORE)
+            break;
+        if (!handle_event(loop, conn, &event))
+            return false;
+        if (event.kind == FCGI_EVENT_BROKEN) {
+            at = length;
+            break;
+        }
+    }
+    *used = at;
+    return flush_out(loop, conn);
+}
+
+/* ---- a connection's next state */
+
+static void
+want_events(fcgi_loop *loop, connection *conn, uint32_t interest)
+{
+    if (conn->polled && conn->interest == interest)
+        return;
+    struct epoll_event event = { .events = interest, .data.ptr = &conn->source };
+    if (epoll_ctl(loop->epoll_fd, conn->polled ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, conn->fd, &event) == -1) {
+        fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno));
+        close_connection(loop, conn);
+        return;
+    }
+    conn->polled = true;
+    conn->interest = interest;
+}
+
+static uint64_t
+limit_deadline(const fcgi_loop *loop, uint64_t deadline_us)
+{
+    return loop->draining && deadline_us > loop->drain_deadline_us ? loop->drain_deadline_us : deadline_us;
+}
+
+/* When the oldest thing that has begun and is not whole began. A deadline from there, and not from the latest byte, or a
+ * peer that sends a byte a second would hold its place for ever. */
+static uint64_t
+oldest_begin_us(const fcgi_loop *loop, const connection *conn)
+{
+    uint64_t oldest_us = NEVER_US;
+    for (fcgi_request *request = conn->session.requests; request; request = request->next) {
+        if (request->complete)
+            continue;
+        if (request->begun_us == 0)
+            request->begun_us = loop->now_us;
+        if (request->begun_us < oldest_us)
+            oldest_us = request->begun_us;
+    }
+    if (oldest_us != NEVER_US)
+        return oldest_us;
+    const bool same = conn->waiting_since_us && conn->waiting_record == conn->session.record_count;
+    return same ? conn->waiting_since_us : loop->now_us; /* part of a record */
+}
+
+/* Puts a connection where it belongs after anything happened to it. */
+static void
+settle(fcgi_loop *loop, connection *conn)
+{
+    if (unsent_bytes(conn) > 0) {
+        if (conn->phase != PHASE_SENDING)
+            move_phase(loop, conn, PHASE_SENDING, loop->now_us + loop->options.request_us);
+        const bool reads = !conn->stash && !conn->eof && !conn->done && unsent_bytes(conn) <= UNSENT_BYTES_MAX;
+        want_events(loop, conn, EPOLLOUT | (reads ? EPOLLIN : 0));
+        return;
+    }
+    if (conn->eof) {
+        close_connection(loop, conn);
+        return;
+    }
+    if (conn->done) {
+        /* Closing with unread bytes resets the connection, and the peer may lose the answer it has not read yet. */
+        if (conn->end_seen) {
+            close_connection(loop, conn);
+            return;
+        }
+        if (conn->phase != PHASE_LINGERING) {
+            shutdown(conn->fd, SHUT_WR);
+            move_phase(loop, conn, PHASE_LINGERING, loop->now_us + (loop->draining ? GRACE_US : LINGER_US));
+        }
+        want_events(loop, conn, EPOLLIN);
+        return;
+    }
+    if (fcgi_session_waits(&conn->session)) {
+        conn->waiting_since_us = oldest_begin_us(loop, conn);
+        conn->waiting_record = conn->session.record_count;
+        move_phase(loop, conn, PHASE_WAITING,
+                   limit_deadline(loop, conn->waiting_since_us + loop->options.request_us));
+    } else {
+        conn->waiting_since_us = 0;
+        move_phase(loop, conn, PHASE_IDLE, limit_deadline(loop, loop->now_us + loop->options.idle_us));
+    }
+    want_events(loop, conn, EPOLLIN);
+}
+
+/* The peer has sent an empty STDIN or will send none: with nothing half-read behind it, nothing is under way any more. */
+static void
+note_end(connection *conn)
+{
+    if (conn->done && conn->session.stdin_ended && !fcgi_session_waits(&conn->session))
+        conn->end_seen = true;
+}
+
+/* Reads what has arrived. Returns the bytes read; 0: nothing more now, or the connection is closed. */
+static size_t
+read_connection(fcgi_loop *loop, connection *conn)
+{
+    ssize_t count;
+    do
+        count = recv(conn->fd, loop->in, IN_BYTES, MSG_DONTWAIT);
+    while (count == -1 && errno == EINTR);
+    if (count == -1) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK)
+            settle(loop, conn);
+        else
+            close_connection(loop, conn);
+        return 0;
+    }
+    if (count == 0) {
+        conn->eof = true;
+        settle(loop, conn);
+        return 0;
+    }
+    conn->spoken = true;
+    if (conn->phase == PHASE_LINGERING)
+        return (size_t)count; /* read away */
+    size_t used = 0;
+    if (!understand(loop, conn, loop->in, (size_t)count, &used) ||
+        !stash_input(conn, loop->in + used, (size_t)count - used)) {
+        loop->out_length = 0;
+        close_connection(loop, conn);
+        return 0;
+    }
+    note_end(conn);
+    settle(loop, conn);
+    return (size_t)count;
+}
+
+/* While draining: what a peer managed to send is answered; then the connection ends. */
+static void
+drain_connection(fcgi_loop *loop, connection *conn)
+{
+    if (conn->fd == -1 || conn->phase != PHASE_IDLE)
+        return;
+    if (!conn->spoken) { /* connected, and perhaps between connect and send */
+        if (conn->deadline_us > loop->now_us + GRACE_US)
+            move_phase(loop, conn, PHASE_IDLE, limit_deadline(loop, loop->now_us + GRACE_US));
+        return;
+    }
+    /* A unix peer's later sends now fail at once, and what it sent before can still be read: no request is both sent
+     * and lost. TCP has no such edge; there a request may cross our close, and the web server asks again. */
+    if (!conn->listener->is_tcp)
+        shutdown(conn->fd, SHUT_RD);
+    while (conn->fd != -1 && conn->phase == PHASE_IDLE && read_connection(loop, conn) > 0)
+        ;
+    if (conn->fd != -1 && conn->phase == PHASE_IDLE)
+        close_connection(loop, conn);
+}
+
+static void
+handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
+{
+    if (conn->fd == -1)
+        return;
+    if (unsent_bytes(conn) > 0 && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))) {
+        if (!send_unsent(loop, conn)) {
+            close_connection(loop, conn);
+            return;
+        }
+        if (conn->stash && unsent_bytes(conn) <= UNSENT_BYTES_MAX / 4) {
+            uint8_t *stash = conn->stash;
+            const size_t length = conn->stash_length;
+            conn->stash = NULL;
+            size_t used = 0;
+            const bool fine = understand(loop, conn, stash, length, &used) &&
+                              stash_input(conn, stash + used, length - used);
+            free(stash);
+            if (!fine) {
+                loop->out_length = 0;
+                close_connection(loop, conn);
+                return;
+            }
+            note_end(conn);
+        }
+        settle(loop, conn);
+        if (conn->fd == -1)
+            return;
+    }
+    if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) && !conn->stash && !conn->eof)
+        read_connection(loop, conn);
+    if (loop->draining)
+        drain_connection(loop, conn);
+}
+
+/* ---- accepting */
+
+static bool
+reclaim_idle(fcgi_loop *loop)
+{
+    connection *conn = loop->phases[PHASE_IDLE].first;
+    if (!conn || conn->deadline_us > loop->now_us + loop->options.idle_us - RECLAIM_IDLE_US)
+        return false;
+    close_connection(loop, conn);
+    return true;
+}
+
+static void
+pause_accepting(fcgi_loop *loop, uint64_t until_us)
+{
+    loop->accept_after_us = until_us;
+    watch_listeners(loop, false);
+}
+
+/* false: nothing more to accept now. */
+static bool
+accept_one(fcgi_loop *loop, const fcgi_listener *listener)
+{
+    if (loop->connection_count >= loop->options.connections_max && !loop->draining && !reclaim_idle(loop)) {
+        fcgi_log_rarely(&loop->cap_gate, FCGI_WARN, "connections-full",
+                        "%zu connections are open, the most allowed; new ones wait", loop->connection_count);
+        /* Looked at again when one closes, and now and then because one may have become idle long enough. */
+        pause_accepting(loop, loop->now_us + ACCEPT_PAUSE_US);
+        return false;
+    }
+    const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd == -1) {
+        if (errno == EINTR || errno == ECONNABORTED)
+            return true;
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            const int why = errno;
+            if (!loop->draining && !reclaim_idle(loop)) {
+                fcgi_log_rarely(&loop->accept_gate, FCGI_ERROR, "accept-failing", "%s: new connections wait",
+                                strerror(why));
+                pause_accepting(loop, loop->now_us + ACCEPT_PAUSE_US);
+                return false;
+            }
+            return !loop->draining;
+        }
+        return false; /* EAGAIN: nothing waits; EINVAL: shut down */
+    }
+    connection *conn = calloc(1, sizeof *conn);
+    if (!conn) {
+        close(fd);
+        return true;
+    }
+    if (listener->is_tcp) {
+        const int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* each answer is one send already */
+    }
+    conn->source.kind = SOURCE_CONNECTION;
+    conn->fd = fd;
+    conn->listener = listener;
+    fcgi_session_init(&conn->session, &loop->pool);
+    enter_phase(loop, conn, PHASE_IDLE, loop->now_us + loop->options.idle_us);
+    loop->connection_count++;
+    loop->counts.connections++;
+    /* The request is usually there already: a connection for one request then never meets epoll. */
+    read_connection(loop, conn);
+    if (loop->draining)
+        drain_connection(loop, conn);
+    return true;
+}
+
+static void
+handle_listener(fcgi_loop *loop, const fcgi_listener *listener)
+{
+    for (int i = 0; i < ACCEPTS_PER_ROUND && loop->accept_after_us == 0; i++)
+        if (!accept_one(loop, listener))
+            break;
+}
+
+/* ---- signals and the end */
+
+static void
+begin_drain(fcgi_loop *loop, uint32_t signal_number)
+{
+    if (loop->draining)
+        return;
+    fcgi_log(FCGI_INFO, "stopping", "%s: no new connections; %zu are open",
+             signal_number == SIGINT ? "SIGINT" : "SIGTERM", loop->connection_count);
+    loop->draining = true;
+    loop->drain_deadline_us = loop->now_us + loop->options.drain_us;
+    loop->accept_after_us = 0;
+    watch_listeners(loop, false);
+    for (size_t i = 0; i < loop->listener_count; i++) {
+        fcgi_listener *listener = loop->listeners[i].listener;
+        fcgi_listener_unname(listener);
+        if (listener->kind == FCGI_LISTEN_INHERITED)
+            continue; /* its queue is for whoever serves it next */
+        if (listener->kind == FCGI_LISTEN_UNIX)
+            shutdown(listener->fd, SHUT_RDWR); /* ends the queue, keeps what is in it */
+        while (accept_one(loop, listener))
+            ;
+        fcgi_listener_close(listener);
+    }
+    connection *next;
+    for (connection *conn = loop->phases[PHASE_IDLE].first; conn; conn = next) {
+        next = conn->after;
+        drain_connection(loop, conn);
+    }
+    for (phase which = PHASE_WAITING; which < PHASES; which++)
+        for (connection *conn = loop->phases[which].first; conn; conn = conn->after) {
+            const uint64_t deadline_us =
+                which == PHASE_LINGERING ? loop->now_us + GRACE_US : loop->drain_deadline_us;
+            if (conn->deadline_us > deadline_us)
+                conn->deadline_us = deadline_us;
+        }
+}
+
+static void
+handle_signals(fcgi_loop *loop)
+{
+    struct signalfd_siginfo info;
+    while (read(loop->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGHUP) {
+            if (loop->responder.reload && !loop->draining)
+                loop->responder.reload(loop->responder.context);
+        } else {
+            begin_drain(loop, info.ssi_signo);
+        }
+    }
+}
+
+static void
+expire(fcgi_loop *loop)
+{
+    for (phase which = 0; which < PHASES; which++) {
+        connection *conn;
+        while ((conn = loop->phases[which].first) && conn->deadline_us <= loop->now_us) {
+            if (which == PHASE_WAITING || which == PHASE_SENDING) {
+                loop->counts.timeouts++;
+                loop->cut_off = loop->cut_off || loop->draining;
+                fcgi_log_rarely(&loop->timeout_gate, FCGI_WARN, "peer-slow", "%s: connection closed: %s",
+                                conn->listener->text,
+                                which == PHASE_WAITING ? "a request was begun and not completed in time"
+                                                       : "an answer was not taken in time");
+            }
+            close_connection(loop, conn);
+        }
+    }
+    if (loop->draining && loop->now_us >= loop->drain_deadline_us)
+        for (phase which = 0; which < PHASES; which++)
+            while (loop->phases[which].first) {
+                loop->cut_off = loop->cut_off || which == PHASE_WAITING || which == PHASE_SENDING;
+                close_connection(loop, loop->phases[which].first);
+            }
+    if (loop->accept_after_us != 0 && loop->now_us >= loop->accept_after_us && !loop->draining) {
+        loop->accept_after_us = 0;
+        watch_listeners(loop, true);
+    }
+}
+
+static int
+next_timeout_ms(const fcgi_loop *loop)
+{
+    uint64_t next_us = loop->draining ? loop->drain_deadline_us : NEVER_US;
+    if (loop->accept_after_us != 0 && loop->accept_after_us < next_us)
+        next_us = loop->accept_after_us;
+    for (phase which = 0; which < PHASES; which++) {
+        const connection *first = loop->phases[which].first;
+        if (first && first->deadline_us < next_us)
+            next_us = first->deadline_us;
+    }
+    if (next_us == NEVER_US)
+        return -1;
+    if (next_us <= loop->now_us)
+        return 0;
+    const uint64_t wait_ms = (next_us - loop->now_us + 999) / 1000;
+    return wait_ms > 60000 ? 60000 : (int)wait_ms;
+}
+
+bool
+fcgi_loop_run(fcgi_loop *loop)
+{
+    struct epoll_event events[EVENTS_PER_ROUND];
+    loop->now_us = read_clock_us();
+    watch_listeners(loop, true);
+    while (!loop->draining || loop->connection_count > 0) {
+        const int count = epoll_wait(loop->epoll_fd, events, EVENTS_PER_ROUND, next_timeout_ms(loop));
+        if (count == -1 && errno != EINTR) {
+            fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno));
+            return false;
+        }
+        loop->now_us = read_clock_us();
+        bool signalled = false;
+        for (int i = 0; i < count; i++) {
+            source *from = events[i].data.ptr;
+            switch (from->kind) {
+            case SOURCE_SIGNALS:
+                signalled = true;
+                break;
+            case SOURCE_LISTENER:
+                if (loop->accept_after_us == 0 && !loop->draining)
+                    handle_listener(loop, ((listen_source *)from)->listener);
+                break;
+            case SOURCE_CONNECTION:
+                handle_connection(loop, (connection *)from, events[i].events);
+                break;
+            }
+        }
+        if (signalled) /* last, when every event of this round has been looked at */
+            handle_signals(loop);
+        expire(loop);
+        bury_dead(loop);
+        if (loop->responder.round)
+            loop->responder.round(loop->responder.context);
+    }
+    bury_dead(loop);
+    return !loop->cut_off;
+}
+
+const fcgi_loop_counts *
+fcgi_loop_read_counts(const fcgi_loop *loop)
+{
+    return &loop->counts;
+}
+
+/* ---- opening and closing */
+
+fcgi_loop *
+fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
+               size_t listener_count)
+{
+    assert(listener_count <= FCGI_LISTENERS_MAX);
+    fcgi_loop *loop = calloc(1, sizeof *loop);
+    if (!loop)
+        return NULL;
+    loop->epoll_fd = loop->signal_fd = -1;
+    loop->options = *options;
+    fcgi_loop_options *set = &loop->options;
+    set->connections_max = set->connections_max ? set->connections_max : 1024;
+    set->params_bytes_max = set->params_bytes_max ? set->params_bytes_max : 128u << 10;
+    set->requests_max = set->requests_max ? set->requests_max : 64;
+    set->request_us = set->request_us ? set->request_us : UINT64_C(10000000);
+    set->idle_us = set->idle_us ? set->idle_us : UINT64_C(300000000);
+    set->drain_us = set->drain_us ? set->drain_us : UINT64_C(5000000);
+    loop->responder = *responder;
+    loop->signals.kind = SOURCE_SIGNALS;
+    const size_t held_min = set->params_bytes_max * 4;
+    fcgi_pool_init(&loop->pool, &(fcgi_bounds){ .params_bytes_max = set->params_bytes_max,
+                                                .requests_max = set->requests_max,
+                                                .held_bytes_max = held_min > 64u << 20 ? held_min : 64u << 20,
+                                                .connections_max = set->connections_max });
+    for (size_t i = 0; i < listener_count; i++)
+        loop->listeners[i] = (listen_source){ .source.kind = SOURCE_LISTENER, .listener = &listeners[i] };
+    loop->listener_count = listener_count;
+
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGTERM);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGHUP);
+    int why = pthread_sigmask(SIG_BLOCK, &mask, &loop->mask_before);
+    if (why != 0) {
+        free(loop);
+        errno = why;
+        return NULL;
+    }
+    loop->in = malloc(IN_BYTES);
+    loop->out = malloc(OUT_BYTES);
+    loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    loop->signal_fd = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    struct epoll_event event = { .events = EPOLLIN, .data.ptr = &loop->signals };
+    if (!loop->in || !loop->out || loop->epoll_fd == -1 || loop->signal_fd == -1 ||
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->signal_fd, &event) == -1) {
+        why = errno;
+        fcgi_loop_close(loop);
+        errno = why;
+        return NULL;
+    }
+    return loop;
+}
+
+void
+fcgi_loop_close(fcgi_loop *loop)
+{
+    if (!loop)
+        return;
+    loop->draining = true; /* nothing is accepted again */
+    for (phase which = 0; which < PHASES; which++)
+        while (loop->phases[which].first)
+            close_connection(loop, loop->phases[which].first);
+    bury_dead(loop);
+    fcgi_pool_fini(&loop->pool);
+    if (loop->signal_fd != -1)
+        close(loop->signal_fd);
+    if (loop->epoll_fd != -1)
+        close(loop->epoll_fd);
+    pthread_sigmask(SIG_SETMASK, &loop->mask_before, NULL);
+    free(loop->in);
+    free(loop->out);
+    free(loop);
+}

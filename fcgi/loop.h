@@ -1,0 +1,53 @@
+/* One epoll loop: listening sockets, connections, deadlines, signals. It knows how to carry requests and answers, not what
+ * they say: that is the responder's. Must not enter: rules, parameters' names, CGI texts.
+ *
+ * One thread owns a loop; several loops share nothing but their listening sockets. */
+#ifndef TIDEGATE_FCGI_LOOP_H
+#define TIDEGATE_FCGI_LOOP_H
+
+#include "codec.h"
+#include "listen.h"
+
+#define FCGI_TEXT_BYTES_MAX 8192u /* most that one answer's text may take */
+
+typedef struct fcgi_call {
+    const fcgi_listener *listener; /* where it came in: decides what it may ask for */
+    uint8_t role;                  /* fcgi_role: responder or authorizer */
+    bool too_large;                /* its parameters exceeded the bound; `params` holds only their beginning */
+    fcgi_params params;            /* borrowed for the call */
+} fcgi_call;
+
+typedef struct fcgi_responder {
+    /* Writes the CGI answer (fields, empty line, body) into text[FCGI_TEXT_BYTES_MAX]; returns its length. Must not wait. */
+    size_t (*answer)(void *context, const fcgi_call *call, char *text);
+    void (*reload)(void *context); /* SIGHUP; may be NULL */
+    void (*round)(void *context);  /* after each round of events; may be NULL */
+    void *context;
+} fcgi_responder;
+
+typedef struct fcgi_loop_options {
+    size_t connections_max;   /* 0: 1024 */
+    size_t params_bytes_max;  /* of one request; 0: 128 KiB */
+    size_t requests_max;      /* at once on one connection; 0: 64 */
+    uint64_t request_us;      /* a request begun, or an answer not taken, for this long ends its connection; 0: 10 s */
+    uint64_t idle_us;         /* a connection without a request for this long is closed; 0: 300 s */
+    uint64_t drain_us;        /* SIGTERM: longest until the end; 0: 5 s */
+} fcgi_loop_options;
+
+typedef struct fcgi_loop_counts {
+    uint64_t connections, requests, refused_frames, timeouts;
+} fcgi_loop_counts;
+
+typedef struct fcgi_loop fcgi_loop;
+
+/* Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
+ * open, borrowed, and closed when the loop stops accepting. */
+fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
+                          size_t listener_count);
+/* Serves until SIGTERM or SIGINT, then answers what was accepted. true: everything was answered; false: the drain deadline
+ * cut something off, or epoll failed. */
+bool fcgi_loop_run(fcgi_loop *loop);
+const fcgi_loop_counts *fcgi_loop_read_counts(const fcgi_loop *loop);
+void fcgi_loop_close(fcgi_loop *loop); /* accepts NULL */
+
+#endif

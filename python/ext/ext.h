@@ -1,0 +1,203 @@
+/* What the files of this room share: the module's state and the shape of its objects.
+ * Must not enter: anything that decides. Every number comes from tidegate.h; this room turns Python values into C ones and
+ * back, and nothing else of csrc/ is included here.
+ *
+ * The Limited API of 3.11, so that one wheel serves every later interpreter with a GIL. A free-threaded build compiles
+ * without it (setup.py). */
+#ifndef TIDEGATE_EXT_H
+#define TIDEGATE_EXT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "tidegate.h"
+
+/* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
+
+#define TGPY_NAMES(X)                                                                                                  \
+    X(cost) X(dims) X(route) X(user) X(prior)                                                                          \
+    X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
+    X(is_authenticated) X(identity) X(display_name)                                                                    \
+    X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
+    X(HTTP_HOST) X(SERVER_NAME) X(CONTENT_TYPE) X(CONTENT_LENGTH)
+
+typedef enum tgpy_name {
+#define TGPY_NAME_ENUM(name) NAME_##name,
+    TGPY_NAMES(TGPY_NAME_ENUM)
+#undef TGPY_NAME_ENUM
+    NAME_proxy_fix, /* "werkzeug.proxy_fix.orig" is no C word */
+    TGPY_NAME_COUNT
+} tgpy_name;
+
+#define TGPY_FREE_MAX 64          /* decisions kept for the next hit */
+#define TGPY_FREE_BLOCK_BYTES 384 /* one rule and one identity of common length, or two rules */
+#define TGPY_FIELD_NAMES_MAX 16
+
+typedef struct tgpy_state {
+    PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
+    PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
+    PyObject *names[TGPY_NAME_COUNT];
+    /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
+    PyObject *field_names[TGPY_FIELD_NAMES_MAX];
+    size_t field_name_count;
+    void *free_blocks[TGPY_FREE_MAX];
+    size_t free_count;
+    bool logging;           /* a handler that asks a limiter does not log into itself */
+    bool said_resolved;     /* the line about a server that resolves the client has been said */
+} tgpy_state;
+
+/* ---- objects. None of them can hold an object of the caller's, so no cycle can pass through them and none is tracked by
+ * the collector: a decision costs 16 bytes and a list operation less. Each instance keeps its type alive, the type keeps
+ * the module alive, so `state` is valid as long as the instance. ---- */
+
+typedef struct tgpy_clock {
+    PyObject_HEAD
+    tgpy_state *state;
+    tg_clock *clock;
+} tgpy_clock;
+
+typedef struct tgpy_rule_result {
+    PyObject_HEAD
+    tg_result result;
+} tgpy_rule_result;
+
+/* What is used of a tg_decision. `results` is followed by the identities, each its length (16 bits) and its bytes: a
+ * tg_decision has room for the largest and weighs 5 KiB. */
+typedef struct tgpy_decision {
+    PyObject_VAR_HEAD /* ob_size: bytes from `results` on */
+    tgpy_state *state;
+    PyObject *owner; /* the Limiter or Gate whose store was asked; NULL: none was */
+    uint64_t limit, burst, remaining, retry_after_us, reset_after_us, delay_us;
+    bool allowed, degraded, overflow;
+    uint8_t reported, result_count, identity_count;
+    tg_result results[];
+} tgpy_decision;
+
+typedef struct tgpy_limiter {
+    PyObject_HEAD
+    tgpy_state *state;
+    tg_limiter *limiter; /* NULL: switched off */
+    tg_client *client;   /* NULL: the gate's */
+    tg_gate *gate;       /* the rules file of a policy */
+    bool composes;       /* by `by`: takes values by kind */
+    PyObject *name;      /* str */
+    PyObject *rules;     /* tuple of str */
+    PyObject *off;       /* the one answer of a limiter that is switched off */
+} tgpy_limiter;
+
+typedef struct tgpy_gate {
+    PyObject_HEAD
+    tgpy_state *state;
+    tg_gate *gate; /* NULL: switched off */
+} tgpy_gate;
+
+typedef struct tgpy_judgement {
+    PyObject_HEAD
+    tgpy_state *state;
+    tgpy_decision *decision; /* never NULL */
+    tg_outcome outcome;
+    int status;
+    char policy[TG_NAME_BYTES_MAX + 1];
+    char missing[TG_NAME_BYTES_MAX + 1];
+} tgpy_judgement;
+
+static inline tgpy_state *
+tgpy_state_of_type(PyTypeObject *type)
+{
+    return PyType_GetModuleState(type);
+}
+
+/* ---- errors.c ---- */
+
+int tgpy_errors_init(PyObject *module, tgpy_state *state);
+/* Raises what `error` says and returns NULL. `rule_text` (may be NULL): where a caret is drawn. */
+PyObject *tgpy_raise(tgpy_state *state, const tg_error *error, PyObject *rule_text);
+/* __reduce__ of what lives in one process only. */
+PyObject *tgpy_not_picklable(PyObject *self, PyObject *unused);
+
+/* Queued notices go to the logger "tidegate". Never raises, keeps an exception that is on its way. */
+void tgpy_log_notices_now(tgpy_state *state);
+void tgpy_log_warning(tgpy_state *state, const char *code, const char *message);
+static inline void
+tgpy_log_notices(tgpy_state *state)
+{
+    if (tg_notice_pending())
+        tgpy_log_notices_now(state);
+}
+PyObject *tgpy_take_notices(PyObject *module, PyObject *unused);
+
+/* ---- text.c ---- */
+
+/* The bytes of a str (UTF-8) or bytes object, borrowed from it. A lone surrogate, which UTF-8 has no place for, is written
+ * as its three bytes: the object that holds those is then put into *made (else NULL), for the caller to release.
+ * false: neither str nor bytes, no exception set; or out of memory, set. */
+bool tgpy_text(PyObject *object, tg_text *text, PyObject **made);
+/* The same for an argument that must be a str; None gives the empty text. Raises TypeError naming the argument. */
+bool tgpy_text_argument(PyObject *object, const char *name, tg_text *text, PyObject **made);
+/* A path argument as str: str, bytes or os.PathLike; NULL and None give None. A new reference, or NULL and raised. */
+PyObject *tgpy_path(PyObject *object);
+/* A list or tuple as it is, another sequence as a tuple. A new reference, or NULL and TypeError naming the argument. */
+PyObject *tgpy_sequence(PyObject *object, const char *expected);
+/* From core texts, which may hold any bytes. */
+PyObject *tgpy_str(tg_text text);
+
+/* A cost: an int of 0..TG_LIMIT_MAX. Raises TypeError or ValueError. */
+bool tgpy_cost(PyObject *object, uint64_t *cost);
+/* Seconds to microseconds for a store's timeout. Raises. */
+bool tgpy_timeout(double seconds, uint64_t *timeout_us);
+
+/* ---- one file per type ---- */
+
+extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
+    tgpy_gate_spec, tgpy_ready_spec;
+
+/* Copies what is used. `owner` may be NULL. */
+PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
+/* Allowed, and nothing was asked: switched off, or no policy speaks. `rules` (may be none) are what would have held. */
+PyObject *tgpy_decision_unasked(tgpy_state *state, const tg_rule *rules, size_t rule_count);
+/* The way back, into `decision`: only what is used is written. */
+void tgpy_decision_restore(const tgpy_decision *self, tg_decision *decision);
+void tgpy_decision_drop_blocks(tgpy_state *state);
+
+PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement);
+/* An awaitable that is done: `await` gives `value` without a turn of the loop. Steals the reference; NULL stays NULL. */
+PyObject *tgpy_ready(tgpy_state *state, PyObject *value);
+
+tg_store *tgpy_owner_store(tgpy_state *state, PyObject *owner);
+
+/* TIDEGATE_ENABLED: 1 on, 0 off, -1 raised. */
+int tgpy_enabled(tgpy_state *state);
+
+/* ---- request.c ---- */
+
+#define TGPY_HEADERS_INLINE 64
+#define TGPY_HELD_MAX 16
+
+/* A tg_request over the buffers of Python objects. What is borrowed from is held, so that nothing that runs meanwhile can
+ * free it. */
+typedef struct tgpy_request {
+    tg_request request;
+    tg_header *headers; /* inlined or allocated */
+    size_t header_room;
+    PyObject *held[TGPY_HELD_MAX];
+    size_t held_count;
+    PyObject *overflow; /* list: what `held` has no room for */
+    char *path;         /* allocated when a decoded path had to be encoded again, else NULL */
+    bool unjudged;      /* a scope that is no request: lifespan */
+    tg_header inlined[TGPY_HEADERS_INLINE];
+} tgpy_request;
+
+/* Both false with an exception set; fini in any case. route and user may be NULL or None. */
+bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
+bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
+void tgpy_request_fini(tgpy_request *request);
+
+/* ---- judgement.c: the four judging calls ---- */
+
+PyObject *tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif

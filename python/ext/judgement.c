@@ -1,0 +1,545 @@
+/* Judgement: the answer to one request; and the calls that make it. */
+#include "ext.h"
+
+#include <string.h>
+
+#define PRIOR_MAX 64
+#define NOT_LIMITERS "limiters must be a sequence of Limiter"
+#define NOT_JUDGEMENTS "prior must be a sequence of Judgement"
+
+static tgpy_judgement *
+of(PyObject *self)
+{
+    return (tgpy_judgement *)self;
+}
+
+PyObject *
+tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement)
+{
+    /* Where nothing was asked and nothing refused, the decision says that nothing limits. */
+    PyObject *decision = judgement->decision.result_count == 0 && !judgement->decision.degraded && judgement->status == 0
+                             ? tgpy_decision_unasked(state, NULL, 0)
+                             : tgpy_decision_new(state, owner, &judgement->decision);
+    if (!decision)
+        return NULL;
+    tgpy_judgement *self = PyObject_New(tgpy_judgement, state->judgement_type);
+    if (!self) {
+        Py_DECREF(decision);
+        return NULL;
+    }
+    self->state = state;
+    self->decision = (tgpy_decision *)decision;
+    self->outcome = judgement->outcome;
+    self->status = judgement->status;
+    memcpy(self->policy, judgement->policy, sizeof self->policy);
+    memcpy(self->missing, judgement->missing, sizeof self->missing);
+    return (PyObject *)self;
+}
+
+static void
+judgement_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(of(self)->decision);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* ---- what a face reads ---- */
+
+static void
+make_answer(const tgpy_judgement *self, tg_answer *answer)
+{
+    tg_judgement judgement;
+    judgement.outcome = self->outcome;
+    judgement.status = self->status;
+    memcpy(judgement.policy, self->policy, sizeof judgement.policy);
+    memcpy(judgement.missing, self->missing, sizeof judgement.missing);
+    tgpy_decision_restore(self->decision, &judgement.decision);
+    tg_answer_make(&judgement, answer);
+}
+
+static PyObject *
+get_outcome(PyObject *self, void *Py_UNUSED(closure))
+{
+    static const char *const words[] = {
+        [TG_UNMATCHED] = "unmatched", [TG_ALLOWED] = "allowed",           [TG_DENIED] = "denied",
+        [TG_FORBIDDEN] = "forbidden", [TG_UNIDENTIFIED] = "unidentified", [TG_UNAVAILABLE] = "unavailable",
+    };
+    return PyUnicode_FromString(words[of(self)->outcome]);
+}
+
+static PyObject *
+get_status(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(of(self)->status);
+}
+
+static PyObject *
+get_policy(PyObject *self, void *Py_UNUSED(closure))
+{
+    return tgpy_str(tg_text_of(of(self)->policy));
+}
+
+static PyObject *
+get_missing(PyObject *self, void *Py_UNUSED(closure))
+{
+    return tgpy_str(tg_text_of(of(self)->missing));
+}
+
+static PyObject *
+get_decision(PyObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef((PyObject *)of(self)->decision);
+}
+
+/* A field's name as ASGI wants it, lower-case; the same object each time. */
+static PyObject *
+lower_name(tgpy_state *state, tg_text name)
+{
+    char lower[64];
+    const size_t length = name.length < sizeof lower ? name.length : sizeof lower;
+    for (size_t i = 0; i < length; i++)
+        lower[i] = (char)(name.data[i] >= 'A' && name.data[i] <= 'Z' ? name.data[i] + ('a' - 'A') : name.data[i]);
+    for (size_t i = 0; i < state->field_name_count; i++) {
+        PyObject *known = state->field_names[i];
+        if ((size_t)PyBytes_Size(known) == length && memcmp(PyBytes_AsString(known), lower, length) == 0)
+            return Py_NewRef(known);
+    }
+    PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
+    if (made && state->field_name_count < TGPY_FIELD_NAMES_MAX)
+        state->field_names[state->field_name_count++] = Py_NewRef(made);
+    return made;
+}
+
+static PyObject *
+bytes_of(tg_text text)
+{
+    return PyBytes_FromStringAndSize(text.data, (Py_ssize_t)text.length);
+}
+
+static PyObject *
+list_fields(PyObject *object, bool text)
+{
+    tgpy_judgement *self = of(object);
+    tg_answer answer;
+    make_answer(self, &answer);
+    PyObject *list = PyList_New((Py_ssize_t)answer.field_count);
+    for (size_t i = 0; list && i < answer.field_count; i++) {
+        const tg_field *field = &answer.fields[i];
+        PyObject *name = text ? tgpy_str(field->name) : lower_name(self->state, field->name);
+        PyObject *value = text ? tgpy_str(field->value) : bytes_of(field->value);
+        PyObject *pair = name && value ? PyTuple_New(2) : NULL;
+        if (!pair) {
+            Py_XDECREF(name);
+            Py_XDECREF(value);
+            Py_CLEAR(list);
+            break;
+        }
+        PyTuple_SetItem(pair, 0, name);
+        PyTuple_SetItem(pair, 1, value);
+        PyList_SetItem(list, (Py_ssize_t)i, pair);
+    }
+    return list;
+}
+
+static PyObject *
+get_fields(PyObject *self, void *Py_UNUSED(closure))
+{
+    return list_fields(self, false);
+}
+
+static PyObject *
+get_fields_text(PyObject *self, void *Py_UNUSED(closure))
+{
+    return list_fields(self, true);
+}
+
+static PyObject *
+get_body(PyObject *self, void *Py_UNUSED(closure))
+{
+    tg_answer answer;
+    make_answer(of(self), &answer);
+    return bytes_of(answer.body);
+}
+
+static int
+judgement_bool(PyObject *self)
+{
+    return of(self)->status == 0;
+}
+
+static PyObject *
+judgement_repr(PyObject *self)
+{
+    PyObject *outcome = get_outcome(self, NULL);
+    PyObject *repr = outcome ? PyUnicode_FromFormat("<Judgement %U, status %d, policy '%s'>", outcome, of(self)->status,
+                                                    of(self)->policy)
+                             : NULL;
+    Py_XDECREF(outcome);
+    return repr;
+}
+
+static PyGetSetDef judgement_getset[] = {
+    { "outcome", get_outcome, NULL,
+      "\"unmatched\", \"allowed\", \"denied\", \"forbidden\", \"unidentified\" or \"unavailable\".", NULL },
+    { "status", get_status, NULL, "0: let through; else the HTTP status of the refusal.", NULL },
+    { "policy", get_policy, NULL, "The name of the policy or limiter whose rule is reported; empty when unmatched.", NULL },
+    { "missing", get_missing, NULL, "When unidentified, the kind that is missing.", NULL },
+    { "decision", get_decision, NULL, "The Decision over all policies.", NULL },
+    { "fields", get_fields, NULL,
+      "Answer fields as pairs of bytes, names in lower case, a new list each time. Status 0: to be added to the\n"
+      "application's answer; else the refusal's own, Content-Type among them.",
+      NULL },
+    { "fields_text", get_fields_text, NULL, "The same as pairs of str, names in their usual case, for WSGI.", NULL },
+    { "body", get_body, NULL, "The refusal's body; empty with status 0.", NULL },
+    { NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyMethodDef judgement_methods[] = {
+    { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot judgement_slots[] = {
+    { Py_tp_doc, "The answer to one request; true when it may go on. Made by judge_asgi and its kin only." },
+    { Py_tp_dealloc, judgement_dealloc },
+    { Py_tp_repr, judgement_repr },
+    { Py_nb_bool, judgement_bool },
+    { Py_tp_getset, judgement_getset },
+    { Py_tp_methods, judgement_methods },
+    { 0, NULL },
+};
+
+PyType_Spec tgpy_judgement_spec = {
+    .name = "tidegate.Judgement",
+    .basicsize = sizeof(tgpy_judgement),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = judgement_slots,
+};
+
+/* ---- judging ---- */
+
+typedef bool (*read_function)(tgpy_state *, tgpy_request *, PyObject *, PyObject *, PyObject *);
+
+struct options {
+    PyObject *route, *user;
+    PyObject *prior; /* a list or tuple, owned; NULL: none */
+    uint64_t cost;
+};
+
+static bool
+parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names, struct options *options)
+{
+    *options = (struct options){ .cost = 1 };
+    const Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    PyObject *prior = Py_None;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *name = PyTuple_GetItem(names, i), *value = values[i];
+        tgpy_name found = NAME_cost;
+        static const tgpy_name known[] = { NAME_route, NAME_user, NAME_cost, NAME_prior };
+        bool matched = false;
+        for (size_t k = 0; k < 4 && !matched; k++)
+            if (name == state->names[known[k]]) {
+                found = known[k];
+                matched = true;
+            }
+        for (size_t k = 0; k < 4 && !matched; k++)
+            if (PyUnicode_Compare(name, state->names[known[k]]) == 0) {
+                found = known[k];
+                matched = true;
+            }
+        if (!matched) {
+            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost or prior", name);
+            return false;
+        }
+        if (found == NAME_route)
+            options->route = value;
+        else if (found == NAME_user)
+            options->user = value;
+        else if (found == NAME_prior)
+            prior = value;
+        else if (!tgpy_cost(value, &options->cost))
+            return false;
+    }
+    if (prior != Py_None)
+        options->prior = tgpy_sequence(prior, NOT_JUDGEMENTS); /* last: nothing can fail after it */
+    return prior == Py_None || options->prior;
+}
+
+/* Earlier judgements of the request as the core wants them. Only those that charged something in this very store: equal
+ * scopes of another store are other counts. */
+struct prior {
+    tg_decision *decisions; /* allocated: each has room for the largest */
+    const tg_decision **pointers;
+    size_t count;
+};
+
+static void
+prior_fini(struct prior *prior)
+{
+    PyMem_Free(prior->decisions);
+    PyMem_Free(prior->pointers);
+}
+
+static bool
+charged(const tgpy_decision *decision)
+{
+    for (size_t i = 0; i < decision->result_count; i++)
+        if (decision->results[i].charged)
+            return true;
+    return false;
+}
+
+static bool
+read_prior(tgpy_state *state, PyObject *given, const tg_store *store, struct prior *prior)
+{
+    *prior = (struct prior){ .count = 0 };
+    if (!given)
+        return true;
+    const bool tuple = PyTuple_Check(given);
+    const Py_ssize_t count = tuple ? PyTuple_Size(given) : PyList_Size(given);
+    if (count == 0)
+        return true;
+    if (count > PRIOR_MAX) {
+        PyErr_Format(PyExc_ValueError, "prior holds %zd judgements, at most %d are possible", count, PRIOR_MAX);
+        return false;
+    }
+    const tgpy_decision *found[PRIOR_MAX];
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = tuple ? PyTuple_GetItem(given, i) : PyList_GetItem(given, i);
+        const tgpy_decision *decision = NULL;
+        if (Py_TYPE(item) == state->judgement_type)
+            decision = of(item)->decision;
+        else if (Py_TYPE(item) == state->decision_type)
+            decision = (tgpy_decision *)item;
+        if (!decision) {
+            PyErr_SetString(PyExc_TypeError, NOT_JUDGEMENTS);
+            return false;
+        }
+        if (decision->owner && charged(decision) && tgpy_owner_store(state, decision->owner) == store)
+            found[prior->count++] = decision;
+    }
+    if (prior->count == 0)
+        return true;
+    prior->decisions = PyMem_Malloc(prior->count * sizeof *prior->decisions);
+    prior->pointers = PyMem_Malloc(prior->count * sizeof *prior->pointers);
+    if (!prior->decisions || !prior->pointers) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (size_t i = 0; i < prior->count; i++) {
+        tgpy_decision_restore(found[i], &prior->decisions[i]);
+        prior->pointers[i] = &prior->decisions[i];
+    }
+    return true;
+}
+
+static PyObject *
+unmatched(tgpy_state *state)
+{
+    tg_judgement judgement;
+    judgement.outcome = TG_UNMATCHED;
+    judgement.status = 0;
+    memset(judgement.policy, 0, sizeof judgement.policy);
+    memset(judgement.missing, 0, sizeof judgement.missing);
+    judgement.decision.degraded = false;
+    judgement.decision.result_count = 0;
+    return tgpy_judgement_new(state, NULL, &judgement);
+}
+
+/* Once a process: whoever lists trusted proxies should know that they are not what decides here. */
+static void
+say_resolved(tgpy_state *state, const tg_request *request)
+{
+    if (!request->client_resolved || state->said_resolved)
+        return;
+    state->said_resolved = true;
+    tgpy_log_warning(state, "client-resolved",
+                     "the server in front has put the forwarded client's address in the peer's place (uvicorn's "
+                     "--proxy-headers, which is its default for 127.0.0.1, or ProxyFix): it is taken as the client, and "
+                     "trusted_proxies is not applied again. Start uvicorn with --no-proxy-headers to let tidegate walk the "
+                     "header itself");
+}
+
+/* `gate` or limiters, never both. `owner` holds the store. */
+static PyObject *
+judge(tgpy_state *state, PyObject *owner, tg_gate *gate, tg_limiter *const *limiters, size_t limiter_count,
+      const tgpy_request *request, const struct options *options)
+{
+    if (request->unjudged || (!gate && limiter_count == 0))
+        return unmatched(state);
+    tg_judgement judgement;
+    tg_error error;
+    struct prior prior;
+    PyObject *made = NULL;
+    if (read_prior(state, options->prior, tgpy_owner_store(state, owner), &prior)) {
+        const tg_status status =
+            gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &error)
+                 : tg_limiters_judge(limiters, limiter_count, &request->request, options->cost, prior.pointers, prior.count,
+                                     &judgement, &error);
+        if (status == TG_OK)
+            made = tgpy_judgement_new(state, owner, &judgement);
+        else
+            tgpy_raise(state, &error, NULL);
+    }
+    prior_fini(&prior);
+    return made;
+}
+
+static PyObject *
+gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, read_function read, const char *what)
+{
+    tgpy_gate *gate = (tgpy_gate *)self;
+    tgpy_state *state = gate->state;
+    struct options options;
+    if (count != 1) {
+        PyErr_Format(PyExc_TypeError, "expected one positional argument, the %s, not %zd", what, count);
+        return NULL;
+    }
+    if (!parse_options(state, args + count, names, &options))
+        return NULL;
+    PyObject *made = NULL;
+    if (gate->gate) {
+        tgpy_request request;
+        if (read(state, &request, args[0], options.route, options.user)) {
+            made = judge(state, self, gate->gate, NULL, 0, &request, &options);
+            say_resolved(state, &request.request);
+        }
+        tgpy_request_fini(&request);
+        tgpy_log_notices(state);
+    } else {
+        made = unmatched(state);
+    }
+    Py_XDECREF(options.prior);
+    return made;
+}
+
+PyObject *
+tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return gate_judge(self, args, count, names, tgpy_request_of_scope, "scope");
+}
+
+PyObject *
+tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return gate_judge(self, args, count, names, tgpy_request_of_environ, "environ");
+}
+
+/* Those that are not switched off, into `limiters`; the first of them is the owner of what is decided. */
+static bool
+read_limiters(const tgpy_state *state, PyObject *given, tg_limiter *limiters[TG_LIMITERS_MAX], size_t *limiter_count,
+              PyObject **owner)
+{
+    const bool tuple = PyTuple_Check(given);
+    *limiter_count = 0;
+    *owner = NULL;
+    const Py_ssize_t count = tuple ? PyTuple_Size(given) : PyList_Size(given);
+    if (count == 0 || count > TG_LIMITERS_MAX) {
+        PyErr_Format(PyExc_ValueError, "a request is judged by 1 to %d limiters, not %zd", TG_LIMITERS_MAX, count);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = tuple ? PyTuple_GetItem(given, i) : PyList_GetItem(given, i);
+        if (Py_TYPE(item) != state->limiter_type) {
+            PyErr_SetString(PyExc_TypeError, NOT_LIMITERS);
+            return false;
+        }
+        tgpy_limiter *limiter = (tgpy_limiter *)item;
+        if (!limiter->limiter)
+            continue;
+        if (!*owner)
+            *owner = item;
+        limiters[(*limiter_count)++] = limiter->limiter;
+    }
+    return true;
+}
+
+static PyObject *
+module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, read_function read,
+             const char *what)
+{
+    tgpy_state *state = PyModule_GetState(module);
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    size_t limiter_count = 0;
+    PyObject *owner = NULL;
+    struct options options;
+    if (count != 2) {
+        PyErr_Format(PyExc_TypeError, "expected two positional arguments, the limiters and the %s, not %zd", what, count);
+        return NULL;
+    }
+    if (!parse_options(state, args + count, names, &options))
+        return NULL;
+    PyObject *made = NULL, *given = tgpy_sequence(args[0], NOT_LIMITERS);
+    if (given) {
+        tgpy_request request;
+        /* The limiters are read after the request, whose reading may run Python code that empties the list. */
+        if (read(state, &request, args[1], options.route, options.user) &&
+            read_limiters(state, given, limiters, &limiter_count, &owner)) {
+            made = judge(state, owner, NULL, limiters, limiter_count, &request, &options);
+            say_resolved(state, &request.request);
+        }
+        tgpy_request_fini(&request);
+        tgpy_log_notices(state);
+    }
+    Py_XDECREF(given);
+    Py_XDECREF(options.prior);
+    return made;
+}
+
+PyObject *
+tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return module_judge(module, args, count, names, tgpy_request_of_scope, "scope");
+}
+
+PyObject *
+tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return module_judge(module, args, count, names, tgpy_request_of_environ, "environ");
+}
+
+PyObject *
+tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    tgpy_state *state = PyModule_GetState(module);
+    if (count != 2) {
+        PyErr_Format(PyExc_TypeError, "client_address() takes a scope or environ and a Limiter or Gate, not %zd arguments",
+                     count);
+        return NULL;
+    }
+    const tg_client *client = NULL;
+    if (Py_TYPE(args[1]) == state->limiter_type) {
+        const tgpy_limiter *limiter = (tgpy_limiter *)args[1];
+        client = limiter->gate ? tg_gate_client(limiter->gate) : limiter->client;
+    } else if (Py_TYPE(args[1]) == state->gate_type) {
+        const tgpy_gate *gate = (tgpy_gate *)args[1];
+        client = gate->gate ? tg_gate_client(gate->gate) : NULL;
+    } else {
+        PyErr_SetString(PyExc_TypeError, "the second argument of client_address() must be a Limiter or a Gate");
+        return NULL;
+    }
+    if (!client) {
+        tg_error off = { .status = TG_E_IDENTITY };
+        PyOS_snprintf(off.message, sizeof off.message, "the rules file was not read: tidegate is switched off");
+        return tgpy_raise(state, &off, NULL);
+    }
+    /* An environ says REQUEST_METHOD (PEP 3333), a scope never does. */
+    const int wsgi = PyMapping_Check(args[0]) ? PyMapping_HasKey(args[0], state->names[NAME_REQUEST_METHOD]) : 0;
+    tgpy_request request;
+    PyObject *made = NULL;
+    const bool read = wsgi ? tgpy_request_of_environ(state, &request, args[0], NULL, NULL)
+                           : tgpy_request_of_scope(state, &request, args[0], NULL, NULL);
+    if (read) {
+        char address[TG_ADDRESS_TEXT_MAX];
+        tg_error error;
+        if (tg_client_resolve(client, &request.request, address, &error) == TG_OK)
+            made = PyUnicode_FromString(address);
+        else
+            tgpy_raise(state, &error, NULL);
+    }
+    tgpy_request_fini(&request);
+    tgpy_log_notices(state);
+    return made;
+}

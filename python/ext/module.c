@@ -1,0 +1,134 @@
+/* tidegate._core: the module, its state, and nothing that a request meets. */
+#include "ext.h"
+
+static tgpy_state *
+state_of(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+static int
+add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec, bool public)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    if (!*type)
+        return -1;
+    return public ? PyModule_AddType(module, *type) : 0;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    static const char *const words[TGPY_NAME_COUNT] = {
+#define TGPY_NAME_WORD(name) [NAME_##name] = #name,
+        TGPY_NAMES(TGPY_NAME_WORD)
+#undef TGPY_NAME_WORD
+            [NAME_proxy_fix] = "werkzeug.proxy_fix.orig",
+    };
+    tgpy_state *state = state_of(module);
+    for (size_t i = 0; i < TGPY_NAME_COUNT; i++) {
+        state->names[i] = PyUnicode_InternFromString(words[i]);
+        if (!state->names[i])
+            return -1;
+    }
+    if (tgpy_errors_init(module, state) != 0 ||
+        add_type(module, &state->clock_type, &tgpy_clock_spec, true) != 0 ||
+        add_type(module, &state->rule_result_type, &tgpy_rule_result_spec, true) != 0 ||
+        add_type(module, &state->decision_type, &tgpy_decision_spec, true) != 0 ||
+        add_type(module, &state->limiter_type, &tgpy_limiter_spec, true) != 0 ||
+        add_type(module, &state->judgement_type, &tgpy_judgement_spec, true) != 0 ||
+        add_type(module, &state->gate_type, &tgpy_gate_spec, true) != 0 ||
+        add_type(module, &state->ready_type, &tgpy_ready_spec, false) != 0)
+        return -1;
+    return PyModule_AddStringConstant(module, "__version__", TG_VERSION);
+}
+
+/* Everything the state holds, for the three functions below. */
+#define EACH_OBJECT(X)                                                                                                 \
+    X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
+    X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    tgpy_state *state = state_of(module);
+#define VISIT(name) Py_VISIT(state->name);
+    EACH_OBJECT(VISIT)
+#undef VISIT
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    tgpy_state *state = state_of(module);
+#define CLEAR(name) Py_CLEAR(state->name);
+    EACH_OBJECT(CLEAR)
+#undef CLEAR
+    for (size_t i = 0; i < TGPY_NAME_COUNT; i++)
+        Py_CLEAR(state->names[i]);
+    for (size_t i = 0; i < state->field_name_count; i++)
+        Py_CLEAR(state->field_names[i]);
+    state->field_name_count = 0;
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    module_clear(module);
+    tgpy_decision_drop_blocks(state_of(module));
+}
+
+#define FAST(name) #name, (PyCFunction)(void (*)(void))tgpy_##name
+
+static PyMethodDef module_methods[] = {
+    { FAST(judge_asgi), METH_FASTCALL | METH_KEYWORDS,
+      "judge_asgi($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
+      "Judges an ASGI scope (http or websocket) under several limiters at once, all or nothing, each by its own `by`.\n\n"
+      "route: the route's template. user: else scope[\"user\"] when authenticated. prior: judgements already made for this\n"
+      "same request: what they charged is judged again but not charged again." },
+    { FAST(judge_wsgi), METH_FASTCALL | METH_KEYWORDS,
+      "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
+      "As judge_asgi, of a WSGI environ. user: else REMOTE_USER." },
+    { FAST(client_address), METH_FASTCALL,
+      "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
+      "The client's address as it is counted: proxies walked, mapped addresses unmapped, IPv6 cut to its prefix.\n\n"
+      "Raises IdentityError for a local socket that is not trusted, or a peer that is no address." },
+    { "take_notices", tgpy_take_notices, METH_NOARGS,
+      "take_notices($module, /)\n--\n\n"
+      "Takes what the library has to say to an operator, as (code, message); empty almost always. Each call of a limiter\n"
+      "sends what is waiting to the logger \"tidegate\" by itself." },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    { Py_mod_exec, module_exec },
+/* These slots are unknown to 3.11, where a module of the Limited API must still load. No state outside the module's is
+ * kept here and the C core is thread-safe, so an interpreter with its own lock may have its own copy. Py_mod_gil is left
+ * out: the free list of decisions relies on the lock, and a free-threaded interpreter then turns it on. */
+#if !defined(Py_LIMITED_API) && PY_VERSION_HEX >= 0x030C0000
+    { Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED },
+#endif
+    { 0, NULL },
+};
+
+static PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "tidegate._core",
+    .m_doc = "The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined.",
+    .m_size = sizeof(tgpy_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

@@ -1,0 +1,384 @@
+"""tidegate for Flask: limits for an application, a view, or any function that runs in a request.
+
+    gate = Tidegate(app, default="100/minute")
+
+    @app.post("/login")
+    @rate_limit("5/minute")
+    def login() -> str: ...
+
+See docs/flask.md. Must not enter: addresses, keys, numbers; those are the compiled part's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from flask import Blueprint, Flask, Request, Response, after_this_request, current_app, g, request, request_started
+from werkzeug.exceptions import HTTPException, default_exceptions
+from werkzeug.wrappers import Response as WerkzeugResponse
+
+from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi
+from tidegate._limits import UNROUTED, Limit, user_text
+from tidegate._request_state import RequestState
+
+__all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
+
+User = str | int | None
+Function = TypeVar("Function", bound=Callable[..., Any])
+Exempted = TypeVar("Exempted", Callable[..., Any], Blueprint)
+
+_STATE = "_tidegate"
+_ENFORCES = "__tidegate_enforces__"  # on a wrapper: the limits it checks
+_WANTED = "__tidegate_wanted__"  # on a function as written: the limits somebody decorated it with
+_EXEMPT = "__tidegate_exempt__"  # on a view: the Tidegate objects that leave it alone
+
+
+class RateLimited(HTTPException):
+    """A limit has refused the request. It is also the werkzeug exception of its status (TooManyRequests for 429), so
+    `errorhandler(429)` and `errorhandler(RateLimited)` both meet it. `decision` holds the numbers."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        self.judgement = judgement
+        self.decision: Decision = judgement.decision
+        self.body: bytes = judgement.body
+        super().__init__(str(json.loads(self.body)["message"]))
+        self.code = judgement.status
+
+    def get_body(self, environ: Any = None, scope: Any = None) -> str:
+        return self.body.decode()
+
+    def get_headers(self, environ: Any = None, scope: Any = None) -> list[tuple[str, str]]:
+        return list(self.judgement.fields_text)
+
+
+@functools.cache
+def _class_of(status: int) -> type[RateLimited]:
+    """Flask looks for a handler by the exception's classes and by the code of its class."""
+    general = default_exceptions.get(status)
+    bases = (RateLimited,) if general is None else (RateLimited, general)
+    return type("RateLimited", bases, {"code": status, "__doc__": RateLimited.__doc__, "__module__": __name__})
+
+
+def _refusal(judgement: Judgement) -> RateLimited:
+    return _class_of(judgement.status)(judgement)
+
+
+def _state_of(actual: Request) -> RequestState:
+    """The state of one actual request. It lives on the request object: `g` outlives a request where a test keeps one
+    context open around several."""
+    state: RequestState | None = actual.__dict__.get(_STATE)
+    if state is None:
+        state = actual.__dict__[_STATE] = RequestState()
+        after_this_request(functools.partial(_add_fields, state))
+    return state
+
+
+def _add_fields(state: RequestState, response: Response) -> Response:
+    shown = state.shown
+    if shown is not None:
+        for name, value in shown.fields_text:
+            # The body may be an error handler's own by now, and its type with it.
+            if name != "Content-Type":
+                response.headers[name] = value
+    return response
+
+
+def _signed_in() -> str | None:
+    """Flask-Login's user, else `g.user`; REMOTE_USER is looked at by the compiled part."""
+    flask_login = sys.modules.get("flask_login")
+    if flask_login is not None and hasattr(current_app, "login_manager"):
+        current = flask_login.current_user
+        if current.is_authenticated:
+            return user_text(current.get_id())
+    user = g.get("user")
+    if user is None or isinstance(user, (str, int)):
+        return user_text(user)
+    if not getattr(user, "is_authenticated", True):
+        return None
+    get_id = getattr(user, "get_id", None)
+    return user_text(get_id() if callable(get_id) else getattr(user, "id", None))
+
+
+def _user_of(user: Callable[[], Any] | None) -> str | None:
+    if user is None:
+        return _signed_in()
+    answer = user()
+    if inspect.isawaitable(answer):
+        answer = current_app.async_to_sync(_awaited)(answer)
+    return user_text(answer)
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def _template(actual: Request) -> str:
+    return UNROUTED if actual.url_rule is None else actual.url_rule.rule
+
+
+def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state: RequestState) -> Judgement:
+    environ: Mapping[str, Any] = actual.environ
+    if environ.get("REQUEST_METHOD") == "HEAD":
+        # Flask answers HEAD with the view of GET: the same work, so the same count.
+        environ = {**environ, "REQUEST_METHOD": "GET"}
+    return judge_wsgi(
+        limit.limiters,
+        environ,
+        route=_template(actual) if limit.needs_route else None,
+        user=_user_of(user) if limit.needs_user else None,
+        cost=limit.cost,
+        prior=state.judgements,
+    )
+
+
+def _settle(judgement: Judgement, state: RequestState) -> None:
+    if judgement.status:
+        state.refused(judgement)
+        raise _refusal(judgement)
+    state.passed(judgement)
+
+
+class RateLimit:
+    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own, such as
+    `blueprint.before_request(limit.check)`.
+
+    enabled   set it to False and it lets everything through without asking the store
+    """
+
+    def __init__(self, limit: Limit, user: Callable[[], User | Awaitable[User]] | None) -> None:
+        self.enabled = True
+        self.limit = limit
+        self._user = user
+
+    @property
+    def limiter(self) -> Limiter:
+        """For a look at the count, or to reset it."""
+        return self.limit.limiter
+
+    def __repr__(self) -> str:
+        return f"<rate_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
+
+    def check(self) -> None:
+        """Charges the current request, once however often it is called; raises RateLimited over the limit."""
+        if not self.enabled:
+            return
+        actual = request._get_current_object()  # type: ignore[attr-defined]
+        state = _state_of(actual)
+        _settle(_judge(self.limit, self._user, actual, state), state)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was last decided for the current request by any limit of tidegate; None before."""
+        shown = _state_of(request._get_current_object()).shown  # type: ignore[attr-defined]
+        return None if shown is None else shown.decision
+
+    def __call__(self, function: Function) -> Function:
+        if not callable(function):
+            raise TypeError(f"rate_limit(...) decorates a function, not {type(function).__name__}")
+        _note(_written(function), _WANTED, self)
+        return _enforcing(self, function)
+
+
+def _enforcing(limit: RateLimit, function: Function) -> Function:
+    limited: Any
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            limit.check()
+            return await function(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            limit.check()
+            return function(*args, **kwargs)
+
+    limited.__dict__.pop(_WANTED, None)
+    limited.__dict__[_ENFORCES] = (limit, *getattr(function, _ENFORCES, ()))
+    return limited  # type: ignore[no-any-return]
+
+
+def _written(function: Any) -> Any:
+    """The function as it stands in the source, under its decorators."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _note(written: Any, attribute: str, value: object) -> None:
+    setattr(written, attribute, (*getattr(written, attribute, ()), value))
+
+
+# How many views of an application have been looked through.
+_looked: WeakKeyDictionary[Flask, int] = WeakKeyDictionary()
+
+
+def _enforce_misplaced(app: Flask, **_: Any) -> None:
+    """A limit written above `@app.get(...)` decorates a function that is registered already, and would limit nothing.
+    Whatever was meant for a view and is on none is put where it was meant."""
+    views = app.view_functions
+    if _looked.get(app) == len(views):
+        return
+    enforced = {id(limit) for view in views.values() for limit in getattr(view, _ENFORCES, ())}
+    for endpoint, view in list(views.items()):
+        for limit in getattr(_written(view), _WANTED, ()):
+            if id(limit) not in enforced:
+                views[endpoint] = _enforcing(limit, views[endpoint])
+    _looked[app] = len(views)
+
+
+request_started.connect(_enforce_misplaced)
+
+
+def rate_limit(
+    rules: str | None = None,
+    *,
+    limit: int | None = None,
+    window_seconds: float | None = None,
+    by: str | Sequence[str] | None = None,
+    name: str | None = None,
+    prefix: str | None = None,
+    policy: str | None = None,
+    algorithm: str | None = None,
+    cost: int = 1,
+    user: Callable[[], User | Awaitable[User]] | None = None,
+    store: str | None = None,
+    clock: ManualClock | None = None,
+    namespace: str | None = None,
+    trusted_proxies: Sequence[str] | None = None,
+    client_header: str | None = None,
+    user_header: str | None = None,
+    on_store_failure: str | None = None,
+    on_full: str | None = None,
+    missing_identity: str | None = None,
+    timeout: float = 0.05,
+    config: str | None = None,
+    enabled: bool | None = None,
+) -> RateLimit:
+    """A decorator that limits a view, a method of a view class, or any function that runs in a request.
+
+    rules    "10/second; 1000/hour"; or limit= units per window_seconds=
+    by       who is counted: "ip" (default), "user", "header:X-Api-Key", "ip+user", "user|ip", or a list of dimensions
+    name     all uses of that name share one count. Without it each route (method and template) has its own;
+    prefix   the same, under this name
+    policy   a policy of the rules file (config=, else TIDEGATE_CONFIG), which then says everything else
+    cost     units that one request takes
+    user     callable() -> the user's id or None; without it Flask-Login's user, else g.user
+
+    The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
+    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in whole
+    seconds, rounded up (RFC 9110 10.2.3).
+    """
+    made = Limit(
+        rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
+        algorithm=algorithm, cost=cost, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
+        client_header=client_header, user_header=user_header, on_store_failure=on_store_failure, on_full=on_full,
+        missing_identity=missing_identity, timeout=timeout, config=config, enabled=enabled,
+    )  # fmt: skip
+    return RateLimit(made, user)
+
+
+class Tidegate:
+    """Limits for a whole application, before its views: a default limit, the rules file, or both.
+
+    app       may come later: init_app, for application factories and for several applications
+    default   rule text for every request, unknown URLs too; one count for each client over all routes, unless by= says
+              otherwise ("ip+route": each route by itself)
+    by, name, cost, user, store, clock, ...   as for rate_limit; store and clock hold for the rules file too
+    config, gate   the rules file, or a Gate to share: its policies are judged for every request
+
+    Several objects may guard one application: every one of them is asked.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        default: str | None = None,
+        *,
+        limit: int | None = None,
+        window_seconds: float | None = None,
+        by: str | Sequence[str] = "ip",
+        name: str | None = None,
+        algorithm: str | None = None,
+        cost: int = 1,
+        user: Callable[[], User | Awaitable[User]] | None = None,
+        config: str | None = None,
+        gate: Gate | None = None,
+        store: str | None = None,
+        clock: ManualClock | None = None,
+        namespace: str | None = None,
+        trusted_proxies: Sequence[str] | None = None,
+        client_header: str | None = None,
+        user_header: str | None = None,
+        on_store_failure: str | None = None,
+        on_full: str | None = None,
+        missing_identity: str | None = None,
+        timeout: float = 0.05,
+        enabled: bool | None = None,
+    ) -> None:
+        self.enabled = True
+        self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        self.limit: Limit | None = None
+        if default is not None or limit is not None or window_seconds is not None:
+            self.limit = Limit(
+                default, limit=limit, window_seconds=window_seconds, by=by, name=name, algorithm=algorithm, cost=cost,
+                store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
+                client_header=client_header, user_header=user_header, on_store_failure=on_store_failure,
+                on_full=on_full, missing_identity=missing_identity, timeout=timeout, enabled=enabled, scoped=False,
+            )  # fmt: skip
+        self._user = user
+        self._exempt_blueprints: list[Blueprint] = []
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Guards the application from its next request on."""
+        guards: list[Tidegate] = app.extensions.setdefault("tidegate", [])
+        if self not in guards:
+            guards.append(self)
+            app.before_request(self._before_request)
+
+    def exempt(self, view_or_blueprint: Exempted) -> Exempted:
+        """Leaves a view, or a blueprint with those registered on it, out of the default limit and the rules file. A
+        rate_limit of its own still holds."""
+        if isinstance(view_or_blueprint, Blueprint):
+            self._exempt_blueprints.append(view_or_blueprint)
+        else:
+            _note(_written(view_or_blueprint), _EXEMPT, self)
+        return view_or_blueprint
+
+    def _before_request(self) -> WerkzeugResponse | None:
+        if not self.enabled:
+            return None
+        actual = request._get_current_object()  # type: ignore[attr-defined]
+        if self._is_exempt(actual):
+            return None
+        state = _state_of(actual)
+        if self.gate is not None:
+            judgement = self.gate.judge_wsgi(
+                actual.environ, route=_template(actual), user=_user_of(self._user), prior=state.judgements
+            )
+            _settle(judgement, state)
+        if self.limit is not None:
+            _settle(_judge(self.limit, self._user, actual, state), state)
+        return None
+
+    def _is_exempt(self, actual: Request) -> bool:
+        if self._exempt_blueprints and any(
+            current_app.blueprints.get(name) in self._exempt_blueprints for name in actual.blueprints
+        ):
+            return True
+        view = current_app.view_functions.get(actual.endpoint or "")
+        if view is None:
+            return False
+        of_class = getattr(view, "view_class", None)
+        return self in getattr(_written(view), _EXEMPT, ()) or self in getattr(of_class, _EXEMPT, ())

@@ -1,0 +1,68 @@
+"""examples/flask under a real gunicorn with two workers: one count for both."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flask"
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    environment = {**os.environ, "TIDEGATE_STORE": f"shared://{tmp_path}/table?size=1MiB"}
+    environment.pop("TIDEGATE_ENABLED", None)
+    command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--chdir", str(EXAMPLE), "app:app"]
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, "--bind", f"fd://{listener.fileno()}"],
+            pass_fds=[listener.fileno()], env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        number = listener.getsockname()[1]
+        wait_for_workers(number, server, tmp_path / "log")
+        yield number
+    finally:
+        server.terminate()
+        server.wait(20)
+        listener.close()
+
+
+def wait_for_workers(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Until both are up: what the count is worth is seen only where two take part."""
+    deadline = time.monotonic() + 60
+    while log.read_text().count("Booting worker") < 2 or ask(port, "GET", "/health")[2] != b"ok":
+        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def ask(port: int, method: str, path: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """On a connection of its own, so that any worker may take it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+@pytest.mark.fault("R154")
+def test_two_gunicorn_workers_admit_the_limit_exactly_and_count_remaining_down(port: int) -> None:
+    answers = [ask(port, "POST", "/password/reset") for _ in range(20)]
+    assert Counter(status for status, _, _ in answers) == {200: 5, 429: 15}
+    assert [headers["X-RateLimit-Remaining"] for _, headers, _ in answers] == ["4", "3", "2", "1", "0"] + ["0"] * 15
+    refused = answers[-1]
+    assert 0 < int(refused[1]["Retry-After"]) <= 3600
+    assert json.loads(refused[2])["code"] == "RATE_LIMITED"
+    # Refused requests give back what they took of the application's limit; an exempt view takes nothing.
+    assert ask(port, "GET", "/health")[1]["X-RateLimit-Remaining"] is None
+    assert ask(port, "GET", "/nowhere")[1]["X-RateLimit-Remaining"] == "94"
