@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #define SECRET_KEY "tg1:secret"
-#define GREETING_BYTES_MAX 65536 /* the scripts' texts and some words */
+#define WORDS_BYTES_MAX 8192 /* all of a greeting but the scripts' texts */
 
 enum step { STEP_AUTH, STEP_SELECT, STEP_ROLE, STEP_SECRET_SET, STEP_SECRET_GET, STEP_SERVER, STEP_MEMORY, STEP_CHECK,
             STEP_SHA };
@@ -241,10 +241,15 @@ tg_trouble
 tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error)
 {
     const bool whole = !atomic_load_explicit(&store->scripts_known, memory_order_acquire);
-    tg_greeting greeting = { .resp = { .size = GREETING_BYTES_MAX } };
-    greeting.resp.data = malloc(GREETING_BYTES_MAX);
+    tg_greeting greeting = { .resp = { .size = WORDS_BYTES_MAX } };
+    if (whole) {
+        greeting.resp.size += tg__redis_check_script().length;
+        for (size_t i = 0; i < TG__SCRIPTS; i++)
+            greeting.resp.size += tg__redis_script((tg_script)i).length;
+    }
+    greeting.resp.data = malloc(greeting.resp.size);
     if (!greeting.resp.data) {
-        tg__error(error, TG_E_NOMEM, "redis: %d bytes", GREETING_BYTES_MAX);
+        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", greeting.resp.size);
         return TG__TROUBLE_LINK;
     }
     char secret[sizeof store->secret];
@@ -256,7 +261,7 @@ tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us
         tg__redis_keyring_init(&wire->keyring, tg_text_of(secret), store->manual);
     tg_trouble trouble = TG__TROUBLE_NONE;
     if (greeting.resp.full) {
-        tg__error(error, TG_E_SYSTEM, "redis: the greeting is larger than %d bytes", GREETING_BYTES_MAX);
+        tg__error(error, TG_E_SYSTEM, "redis: user and password have more than %d bytes", WORDS_BYTES_MAX - 1024);
         trouble = TG__TROUBLE_SETUP;
     }
     if (trouble == TG__TROUBLE_NONE)
