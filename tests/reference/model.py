@@ -92,17 +92,20 @@ class State:
             return NEVER
         return min(smallest(lambda w: self.fits(rule, t + w, cost)), WAIT_MAX)
 
+    def allows(self, rule: Rule, t: int, cost: int) -> bool:
+        return cost == 0 or self.fits(rule, self.now(rule, t), cost)
+
     def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
+        allowed = self.allows(rule, t, cost)
         t = self.now(rule, t)
-        allowed = cost == 0 or self.fits(rule, t, cost)
         retry = 0 if allowed else self.retry(rule, t, cost)
         delay = self.delay(rule, t) if allowed and cost else 0
         stamp = self.take(rule, t, cost) if allowed and cost else None
         return Verdict(allowed, *self._order(rule, t, retry), delay), stamp
 
     def peek(self, rule: Rule, t: int, cost: int) -> Verdict:
+        allowed = self.allows(rule, t, cost)
         t = self.now(rule, t)
-        allowed = cost == 0 or self.fits(rule, t, cost)
         retry = 0 if allowed else self.retry(rule, t, cost)
         delay = self.delay(rule, t) if allowed and cost else 0
         return Verdict(allowed, *self._order(rule, t, retry), delay)
@@ -242,12 +245,17 @@ class Bucket(State):
     level: Fraction = Fraction(0)
     at: int = 0
     leaky: bool = False
+    answered: tuple = (None, Fraction(0))
 
     def now(self, rule: Rule, t: int) -> int:
         return max(t, self.at)
 
     def drained(self, rule: Rule, t: int) -> Fraction:
-        return max(Fraction(0), self.level - Fraction((t - self.at) * rule.limit, rule.period_us))
+        asked = (t, self.at, self.level, rule.limit, rule.period_us)
+        if self.answered[0] != asked:  # a search for `remaining` asks the same again and again
+            drained = max(Fraction(0), self.level - Fraction((t - self.at) * rule.limit, rule.period_us))
+            self.answered = (asked, drained)
+        return self.answered[1]
 
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         return self.drained(rule, t) + cost <= rule.capacity
@@ -270,6 +278,9 @@ class Bucket(State):
 
 
 class Deny(State):
+    def allows(self, rule: Rule, t: int, cost: int) -> bool:
+        return False
+
     def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
         return Verdict(False, 0, NEVER, 0), None
 
@@ -318,26 +329,24 @@ class Table:
 
     def decide(self, targets: list[tuple[Rule, object]], t: int, cost: int, take: bool = True) -> tuple[Joint, list]:
         """All or nothing. Returns the decision and, for refunds, [(rule, key, cost, stamp)] of what was taken."""
-        looks = [self.state(rule, key).peek(rule, t, cost) for rule, key in targets]
-        allowed = all(look.allowed for look in looks)
+        allowed = all(self.state(rule, key).allows(rule, t, cost) for rule, key in targets)
         taken: list = []
-        if not take:
-            verdicts = looks
-        elif allowed:
-            verdicts, seen = [], set()
+        if not take or not allowed:
+            verdicts = [self.state(rule, key).peek(rule, t, cost) for rule, key in targets]
+        else:
+            verdicts, seen = [], {}
             for rule, key in targets:
                 state = self.states.setdefault(self.key(rule, key), self.state(rule, key)) if cost else self.state(rule, key)
-                if self.key(rule, key) in seen:
+                if self.key(rule, key) in seen:  # the same key and the same rule: a list has no two of equal period
+                    delay = seen[self.key(rule, key)]
                     remaining, reset = state.numbers(rule, state.now(rule, t))
-                    verdicts.append(Verdict(True, remaining, 0, reset, looks[len(verdicts)].delay_us))
+                    verdicts.append(Verdict(True, remaining, 0, reset, delay))
                     continue
-                seen.add(self.key(rule, key))
                 verdict, stamp = state.hit(rule, t, cost)
+                seen[self.key(rule, key)] = verdict.delay_us
                 verdicts.append(verdict)
                 if cost:
                     taken.append((rule, key, cost, stamp))
-        else:
-            verdicts = looks
         order = list(range(len(verdicts)))
         far = float("inf")
         if allowed:
