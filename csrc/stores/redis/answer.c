@@ -80,8 +80,7 @@ read_state(tg_reading *reading, const tg_rule *rule, tg_seen *seen)
     case TG_FIXED_WINDOW:
         seen->state.fixed.count = read_count(&piece);
         seen->state.fixed.start_us = (uint64_t)read_number(&piece); /* a week may begin before 1970 */
-        /* Both kinds of window are read from one clock here, so that neither has ended for the other. */
-        seen->state.fixed.running = rule->aligned ? 2 : 1;
+        seen->state.fixed.running = (uint64_t)read_byte(&piece) + 1; /* which of the two kinds: see fixed_window.c */
         break;
     case TG_SLIDING_COUNTER:
         seen->state.counter.index = read_count(&piece);

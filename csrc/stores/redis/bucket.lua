@@ -29,7 +29,7 @@ local function bucket_look(key, now, rule)
         if units < 0 then units, rest = 0, 0 end
     end
     units = units + rule.cost
-    return units < rule.burst or units == rule.burst and rest == 0, found, raw
+    return rule.cost == 0 or units < rule.burst or units == rule.burst and rest == 0, found, raw
 end
 
 local function bucket_take(key, now, rule, found)
@@ -37,8 +37,8 @@ local function bucket_take(key, now, rule, found)
 end
 
 local function bucket_give(key, now, rule)
-    local found, raw = bucket_at(key, now, rule)
-    if raw == '' then return end
+    local found = bucket_at(key, now, rule)
+    if found.units == 0 and found.rest == 0 then return end -- fresh: a state that may as well be gone learns no time
     local units, rest = found.units - rule.cost, found.rest
     if units < 0 then units, rest = 0, 0 end
     bucket_store(key, now, rule, found.now, units, rest)

@@ -1,15 +1,17 @@
--- Fixed window (1). Value: count, start. `option` is 1 for an aligned rule; the server's clock is UTC.
+-- Fixed window (1). Value: count, start, aligned or not. `option` is 1 for an aligned rule; the server's clock is UTC. A
+-- window of the other kind has ended: in other stores the two are read from clocks that lie decades apart.
 local function fixed_at(key, now, rule)
     local raw = call('GET', key)
     if not raw then return { now = now, count = 0 }, '' end
-    local count, start = unpack('<dd', raw)
+    local count, start, kind = unpack('<ddB', raw)
+    if kind ~= rule.option then return { now = now, count = 0 }, raw end
     if now < start then now = start end -- a clock that goes back grants nothing
     if now - start < rule.period then return { now = now, count = count, start = start }, raw end
     return { now = now, count = 0 }, raw
 end
 
 local function fixed_store(key, now, rule, count, start)
-    call('SET', key, pack('<dd', count, start), 'PX', expiry(start + rule.period - now))
+    call('SET', key, pack('<ddB', count, start, rule.option), 'PX', expiry(start + rule.period - now))
 end
 
 look[1] = function(key, now, rule)
@@ -19,7 +21,7 @@ look[1] = function(key, now, rule)
         count = count - rule.cost
         if count < 0 then count = 0 end
     end
-    return count + rule.cost <= rule.limit, found, raw
+    return rule.cost == 0 or count + rule.cost <= rule.limit, found, raw
 end
 
 take[1] = function(key, now, rule, found)

@@ -13,7 +13,7 @@
 #define CALL_BYTES_MAX 49152 /* TG_TARGETS_MAX keys and descriptions at their longest */
 #define DESCRIPTION_BYTES 52
 #define OPEN_DEADLINE_US UINT64_C(250000) /* a start is not held up longer by a Redis that is not there */
-#define CLOCK_US_MAX ((UINT64_C(1) << 53) - 1)
+#define CLOCK_US_MAX ((UINT64_C(1) << 53) - 1 - 2 * TG_PERIOD_US_MAX) /* no sum in a script reaches 2^53 */
 #define TRIP_AFTER 3 /* failures in a row */
 
 static tg_redis_store *
@@ -90,7 +90,7 @@ same_counts(const tg_target *a, const tg_target *b)
 }
 
 static void
-plan_call(tg_call *call, const tg_target *targets, size_t target_count)
+plan_call(tg_call *call, tg_op op, const tg_target *targets, size_t target_count)
 {
     *call = (tg_call){ .key_count = 0 };
     for (size_t i = 0; i < target_count; i++) {
@@ -99,14 +99,19 @@ plan_call(tg_call *call, const tg_target *targets, size_t target_count)
             call->denied = true;
             continue;
         }
-        call->asked++;
-        call->algorithms |= 1u << targets[i].rule->algorithm;
         for (size_t j = 0; j < i; j++)
             if (targets[j].rule->algorithm != TG_DENY && same_counts(&targets[i], &targets[j])) {
                 call->first_of[i] = (uint8_t)j;
                 break;
             }
-        call->key_of[i] = call->first_of[i] == i ? (uint8_t)++call->key_count : call->key_of[call->first_of[i]];
+        if (call->first_of[i] == i)
+            call->key_of[i] = (uint8_t)++call->key_count;
+        else if (op == TG_OP_REFUND)
+            continue; /* charged once, given back once */
+        else
+            call->key_of[i] = call->key_of[call->first_of[i]];
+        call->asked++;
+        call->algorithms |= 1u << targets[i].rule->algorithm;
     }
 }
 
@@ -292,12 +297,12 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
     if (overflow)
         *overflow = false;
     tg_call call;
-    plan_call(&call, targets, target_count);
+    plan_call(&call, op, targets, target_count);
     if (answer_alone(&call, op, target_count, results))
         return TG_OK;
     const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
     if (manual_now_us > CLOCK_US_MAX)
-        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond 2^53 us cannot be told to Redis");
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis", CLOCK_US_MAX);
     bool probe;
     if (!breaker_passes(store, &probe))
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);

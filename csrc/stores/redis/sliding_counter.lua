@@ -33,7 +33,7 @@ look[3] = function(key, now, rule)
     end
     local weight, part = divide(previous, rule.period - found.into, rule.period)
     if part > 0 then weight = weight + 1 end
-    return current + weight + rule.cost <= rule.limit, found, raw
+    return rule.cost == 0 or current + weight + rule.cost <= rule.limit, found, raw
 end
 
 take[3] = function(key, now, rule, found)
@@ -41,9 +41,9 @@ take[3] = function(key, now, rule, found)
 end
 
 give[3] = function(key, now, rule)
-    local found, raw = counter_at(key, now, rule)
-    if raw == '' then return end
+    local found = counter_at(key, now, rule)
     local cost, current, previous = rule.cost, found.current, found.previous
+    if current == 0 and previous == 0 then return end -- fresh: a state that may as well be gone learns no time
     if not rule.own or rule.stamp == found.index - 1 then
         local given = cost < previous and cost or previous
         previous, cost = previous - given, cost - given

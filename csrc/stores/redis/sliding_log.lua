@@ -100,7 +100,7 @@ look[2] = function(key, now, rule)
     local own = 0
     if rule.charged then own = rule.cost < log.units and rule.cost or log.units end
     local used = log.units - own
-    local fits = used + rule.cost <= rule.limit
+    local fits = rule.cost == 0 or used + rule.cost <= rule.limit
     local makes_room, last = -1, -1
     if not fits and rule.cost <= rule.limit then makes_room = time_of_unit(log, used + rule.cost - rule.limit) end
     local told = fits and log.units or used
@@ -186,10 +186,41 @@ local function give_own(key, rule, log)
     end
 end
 
+-- Oldest first: counting begins `given` further on, and what lies before weighs nothing any more. Entries that have left
+-- keep their units for a clock that goes back, and so are moved along; when that were long work they are forgotten.
+local function give_oldest(key, log, given)
+    local mark, gone = (log.before + given) % 1099511627776, log.first - 1
+    if gone > 0 and gone <= 64 then
+        local rows = call('LRANGE', key, 0, log.first + 64)
+        local emptied = log.first -- position behind the last entry that is given back whole
+        while emptied < #rows do
+            local _, sum = entry(rows[emptied + 1])
+            if beyond(sum, mark) > 0 then break end
+            emptied = emptied + 1
+        end
+        if emptied <= log.first + 64 then
+            for i = 0, emptied - 1 do
+                local at, sum = entry(rows[i + 1])
+                if i >= log.first then
+                    sum = mark
+                elseif beyond(log.mark, sum) > 0 then
+                    sum = log.mark + given
+                else
+                    sum = sum + given
+                end
+                call('LSET', key, i, entry_text(at, sum % 1099511627776))
+            end
+            return
+        end
+    end
+    if gone > 0 then call('LTRIM', key, gone, -1) end
+    call('LSET', key, 0, entry_text(0, mark))
+end
+
 give[2] = function(key, now, rule)
     local log = log_at(key, now, rule)
     if log.units == 0 then return end
     if rule.own then return give_own(key, rule, log) end
     local given = rule.cost < log.units and rule.cost or log.units
-    call('LSET', key, 0, entry_text(0, (log.before + given) % 1099511627776))
+    give_oldest(key, log, given)
 end
