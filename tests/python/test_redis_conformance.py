@@ -51,14 +51,14 @@ def test_vectors_hold_on_redis(redis: Server, build: Path, make: Callable[..., N
     make(str(build / "tests" / "replay"))
     cases = [(case, traces.answers(case)) for case in traces.vector_cases()]
     assert len(cases) > 30
-    compare(cases, run_program(build / "tests" / "replay", redis.uri))
+    compare(cases, run_program(build / "tests" / "replay", redis.patient))
 
 
 def test_redis_through_c_equals_the_reference(
     redis: Server, made: Made, build: Path, make: Callable[..., None]
 ) -> None:
     make(str(build / "tests" / "replay"))
-    compare(made, run_program(build / "tests" / "replay", redis.uri))
+    compare(made, run_program(build / "tests" / "replay", redis.patient))
     assert not redis.keys(), "a case's reset leaves nothing"
 
 
@@ -67,15 +67,15 @@ def test_redis_under_sanitizers_equals_the_reference(
 ) -> None:
     program = build / "asan" / "tests" / "replay"
     make(str(program), "asan")
-    compare(made[:100], run_program(program, redis.uri))
+    compare(made[:100], run_program(program, redis.patient))
 
 
 def test_redis_through_python_equals_the_reference(redis: Server, made: Made) -> None:
     clock = ManualClock(0)
-    keeper = Limiter("1/s", name="keeper", store=redis.uri, clock=clock)  # the store stays open from case to case
+    keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
 
     def run(cases: list[traces.Case]) -> list[str]:
-        return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.uri, name=case.title[-64:])]
+        return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.patient, name=case.title[-64:])]
 
     some = made[:200]
     compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))

@@ -8,6 +8,7 @@
 
 #define PORT_DEFAULT 6379
 #define CONNECTIONS_DEFAULT 16
+#define TIMEOUT_MS_MAX 2000 /* as for every store */
 
 static int
 hex(char c)
@@ -166,8 +167,14 @@ parse_options(const tg_store_uri *uri, tg_redis_address *address, tg_error *erro
                 return tg__error(error, TG_E_CONFIG, "Redis option connections=%s: expected 1 to %d",
                                  tg__text_show(value, shown, sizeof shown), TG__REDIS_CONNECTIONS_MAX);
             address->connections_max = (unsigned)number;
+        } else if (tg__text_is(name, "timeout_ms")) {
+            uint64_t number;
+            if (!tg__text_number(value, TIMEOUT_MS_MAX, &number) || number == 0)
+                return tg__error(error, TG_E_CONFIG, "Redis option timeout_ms=%s: expected 1 to %d",
+                                 tg__text_show(value, shown, sizeof shown), TIMEOUT_MS_MAX);
+            address->timeout_us = number * 1000;
         } else {
-            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected db or connections",
+            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected db, connections or timeout_ms",
                              tg__text_show(name, shown, sizeof shown));
         }
     }

@@ -465,6 +465,8 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     atomic_init(&store->ahead_us, INT64_MIN);
     tg_status status = tg__redis_address_parse(uri, &store->address, error);
     store->base.shown = store->address.shown;
+    if (store->address.timeout_us)
+        store->timeout_us = store->address.timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)

@@ -40,6 +40,7 @@ typedef struct tg_redis_address {
     char *user, *password; /* NULL: none */
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
+    uint64_t timeout_us; /* 0: not said in the URI */
 } tg_redis_address;
 
 /* TG_E_CONFIG names the piece; TG_E_UNSUPPORTED for kinds of address that this build cannot serve. No message holds a
