@@ -160,16 +160,19 @@ verdict_of(const tg_target *target, const tg_seen *seen, uint64_t now_us, tg_sta
     return tg__decide(target->rule, &seen->state, now_us, target->cost, next);
 }
 
-/* A second rule on a key that another one of this call has just charged: its numbers are of the state after that. */
-static void
-tell_charged(const tg_target *target, const tg_state *charged, uint64_t now_us, tg_verdict *verdict)
+/* What a hit has made of a state. */
+static tg_seen
+taken_from(const tg_target *target, const tg_seen *seen, const tg_state *next, uint64_t now_us)
 {
-    if (target->rule->algorithm == TG_SLIDING_LOG)
-        return; /* both charged the same units: its own verdict says it already */
-    tg_state unwritten;
-    const tg_verdict after = tg__decide(target->rule, charged, now_us, 0, &unwritten);
-    verdict->remaining = after.remaining;
-    verdict->reset_after_us = after.reset_after_us;
+    tg_seen after = *seen;
+    after.state = *next;
+    if (target->rule->algorithm == TG_SLIDING_LOG) {
+        if (seen->newest_us < (int64_t)now_us)
+            after.newest_us = (int64_t)now_us;
+        after.units += target->cost;
+        after.last_us = after.newest_us;
+    }
+    return after;
 }
 
 bool
@@ -205,23 +208,21 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
         return false;
     *server_now_us = now_us;
     const bool taken = op == TG_OP_HIT && fits && !denied;
-    /* Which target paid for a key: the script takes the first that has something to pay. */
-    uint8_t payer[TG_TARGETS_MAX];
-    memset(payer, UINT8_MAX, sizeof payer);
     for (size_t i = 0; i < target_count; i++) {
-        const tg_rule *rule = targets[i].rule;
         tg_verdict *verdict = &verdicts[i];
+        const size_t first = first_of[i];
+        const tg_target *payer = &targets[first];
+        const bool paid = taken && !payer->charged && payer->cost > 0;
         bool charged = false;
-        if (rule->algorithm != TG_DENY) {
-            if (taken && !targets[i].charged && targets[i].cost > 0) {
-                charged = payer[first_of[i]] == UINT8_MAX;
-                if (charged)
-                    payer[first_of[i]] = (uint8_t)i;
-                else
-                    tell_charged(&targets[i], &next[payer[first_of[i]]], now_us, verdict);
-            } else if (!taken && verdict->allowed) {
-                tell_untouched(rule, &seen[i], now_us, verdict);
-            }
+        if (targets[i].rule->algorithm == TG_DENY) {
+            ;
+        } else if (first != i) { /* a second rule on the same counts: charged once, and it tells of the state after that */
+            const tg_seen after = paid ? taken_from(payer, &seen[first], &next[first], now_us) : seen[i];
+            tell_untouched(targets[i].rule, &after, now_us, verdict);
+        } else if (paid) {
+            charged = true;
+        } else if (!taken && verdict->allowed && targets[i].cost > 0) {
+            tell_untouched(targets[i].rule, &seen[i], now_us, verdict);
         }
         tg_result *result = &results[i];
         result->allowed = verdict->allowed;

@@ -51,9 +51,9 @@ local function divide(x, y, z)
     return quotient, rest
 end
 
--- ARGV[n + 1] describes the n-th target.
+-- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged.
 local function rule_of(n)
-    local a, key, charged, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', ARGV[n + 1])
-    return { algorithm = a, key = key, charged = charged == 1, limit = limit, burst = burst, period = period,
+    local a, key, flags, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', ARGV[n + 1])
+    return { algorithm = a, key = key, charged = flags % 2 == 1, follows = flags >= 2, limit = limit, burst = burst, period = period,
              cost = cost, option = option, own = own == 1, stamp = stamp }
 end

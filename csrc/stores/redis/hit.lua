@@ -9,11 +9,9 @@ for i = 1, count do
     rules[i], found[i], pieces[i] = rule, state, pack('<Bc0', #raw, raw)
 end
 if allowed == 1 and op == 0 then
-    local paid = {}
     for i = 1, count do
         local rule = rules[i]
-        if rule.cost > 0 and not rule.charged and not paid[rule.key] then
-            paid[rule.key] = true -- two rules on one key: it is charged once
+        if rule.cost > 0 and not rule.charged and not rule.follows then -- several rules on one key: it is charged once
             take[rule.algorithm](KEYS[rule.key], now, rule, found[i])
         end
     end

@@ -149,13 +149,13 @@ put_number(uint8_t *at, double number)
 
 /* What common.lua's rule_of() reads. */
 static void
-put_description(tg_resp *resp, const tg_target *target, uint8_t key)
+put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
 {
     const tg_rule *rule = target->rule;
     uint8_t bytes[DESCRIPTION_BYTES], *at = bytes;
     *at++ = rule->algorithm;
     *at++ = key;
-    *at++ = target->charged;
+    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0));
     at = put_number(at, (double)rule->limit);
     at = put_number(at, (double)rule->burst);
     at = put_number(at, (double)rule->period_us);
@@ -181,7 +181,7 @@ put_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring
     tg__resp_bulk(resp, header, sizeof header);
     for (size_t i = 0; i < target_count; i++)
         if (call->key_of[i] != 0)
-            put_description(resp, &targets[i], call->key_of[i]);
+            put_description(resp, &targets[i], call->key_of[i], call->first_of[i] != i);
 }
 
 /* EVALSHA, or EVAL with the whole text. One wire, one call under way. */

@@ -103,7 +103,7 @@ look[2] = function(key, now, rule)
     local fits = rule.cost == 0 or used + rule.cost <= rule.limit
     local makes_room, last = -1, -1
     if not fits and rule.cost <= rule.limit then makes_room = time_of_unit(log, used + rule.cost - rule.limit) end
-    local told = fits and log.units or used
+    local told = (fits or rule.follows) and log.units or used
     if told > 0 then
         local but_one = beyond(log.before, log.sum_but_one) > 0 and log.before or log.sum_but_one
         last = told == log.units and beyond(log.sum, but_one) > 0 and log.newest or time_of_unit(log, told)
