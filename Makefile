@@ -166,10 +166,17 @@ fuzz: $(FUZZ_BIN) ## run each fuzz target for FUZZ_SECONDS (20)
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
-$(B)/fuzz/%: tests/fuzz/%.c $(LIB_SRC) $(FCGI_ROOM_SRC) $(shell find csrc fcgi -name '*.h' 2>/dev/null)
+FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recover=all -MMD -MP
+FUZZ_OBJ := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(LIB_SRC) $(FCGI_ROOM_SRC))
+$(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
-	clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-	    $< $(LIB_SRC) $(if $(findstring fuzz_fcgi,$@),$(FCGI_ROOM_SRC)) $(LDFLAGS) $(TG_LDLIBS) -o $@
+	$(FUZZ_COMPILE) -fsanitize=fuzzer-no-link,address,undefined -c $< -o $@
+$(B)/fuzz/room.a: $(FUZZ_OBJ)
+	@rm -f $@
+	$(AR) rcs $@ $^
+$(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
+	@mkdir -p $(@D)
+	$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
@@ -202,4 +209,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(FUZZ_OBJ:.o=.d) $(FUZZ_BIN:=.d) $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)

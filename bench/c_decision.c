@@ -90,11 +90,12 @@ work(const row *r, size_t calls)
     return sum;
 }
 
+/* The processor's time of this process: what else runs on the machine does not count. */
 static double
 seconds(void)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 

@@ -1,11 +1,13 @@
 """Interleaved timing: every round times each row once, so that rows which are compared met the same machine.
 
-A ratio is the median over the rounds of the ratio within a round. Must not enter: what is measured.
+A ratio is the median over the rounds of the ratio within a round. Counted is the processor's time of this process, so
+that what else runs does not count. Must not enter: what is measured.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 import timeit
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +17,7 @@ class Rounds:
     """Times of several rows, in nanoseconds a call, by round."""
 
     def __init__(self, statements: Mapping[str, str], names: dict[str, Any], rounds: int, seconds: float = 0.02) -> None:
-        timers = {row: timeit.Timer(statement, globals=names) for row, statement in statements.items()}
+        timers = {row: timeit.Timer(statement, timer=time.process_time, globals=names) for row, statement in statements.items()}
         calls = {}
         for row, timer in timers.items():
             number, taken = timer.autorange()

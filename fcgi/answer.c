@@ -1,8 +1,8 @@
 /* Parameters in, CGI answer out: see answer.h.
  *
- * What the web server sets and what its client sent never mix: a client's header arrives only as HTTP_NAME, so it cannot
- * spell TIDEGATE_MODE or REMOTE_ADDR. The request is judged by REQUEST_URI alone: in a sub-request SCRIPT_NAME and
- * DOCUMENT_URI are those of the limiter's own location, and QUERY_STRING is empty. */
+ * What the web server sets and what its client sent never mix: a client's header arrives only as HTTP_NAME, so it
+ * cannot spell TIDEGATE_MODE or REMOTE_ADDR. The request is judged by REQUEST_URI alone: in a sub-request
+ * SCRIPT_NAME and DOCUMENT_URI are those of the limiter's own location, and QUERY_STRING is empty. */
 #include "answer.h"
 
 #include <stdio.h>
@@ -255,7 +255,8 @@ put_misuse(writer *out, way how, int status, const char *reason, const char *cod
         .fields = &type,
         .field_count = 1,
     };
-    if (how == WAY_AUTH && status >= 500) { /* nginx makes its own 500 of it, and a line in its error log: as it should */
+    if (how == WAY_AUTH && status >= 500) {
+        /* nginx makes its own 500 of it, and a line in its error log: as it should. */
         put_status(out, status, no.reason);
         PUT(out, "\r\n");
         return;

@@ -42,7 +42,8 @@ fcgi_params_next(fcgi_params *params, tg_text *name, tg_text *value)
         !read_length(params->data, params->length, &at, &value_length))
         return FCGI_PARAMS_BAD;
     const size_t left = params->length - at;
-    /* Two subtractions instead of one sum: lengths of 2^31 - 1 each wrapped a 32-bit sum in libfcgi (CVE-2025-23016). */
+    /* Two subtractions instead of one sum: lengths of 2^31 - 1 each wrapped a 32-bit sum in libfcgi
+     * (CVE-2025-23016). */
     if (name_length > left || value_length > left - name_length)
         return FCGI_PARAMS_BAD;
     const char *text = (const char *)params->data + at;

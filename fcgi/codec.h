@@ -128,7 +128,8 @@ void fcgi_session_init(fcgi_session *session, fcgi_pool *pool);
 void fcgi_session_fini(fcgi_session *session);
 
 /* Takes bytes up to the next event; returns how many it used. Call again with the rest until FCGI_EVENT_MORE.
- * Records of requests that are not (or no longer) known are skipped, so late STDIN of an answered request is harmless. */
+ * Records of requests that are not (or no longer) known are skipped, so late STDIN of an answered request is
+ * harmless. */
 size_t fcgi_session_feed(fcgi_session *session, const uint8_t *data, size_t length, fcgi_event *event);
 void fcgi_session_finish(fcgi_session *session, fcgi_request *request);
 
@@ -139,9 +140,10 @@ bool fcgi_session_waits(const fcgi_session *session);
 
 #define FCGI_WRAP_BYTES (FCGI_HEADER_BYTES * 3u + 8u + 7u) /* most that fcgi_wrap_answer adds to the text */
 
-/* Makes the records of one whole answer around its text, so that it leaves in one send: STDOUT, the empty STDOUT and
- * END_REQUEST. `out` holds the text at out + FCGI_HEADER_BYTES; room for FCGI_WRAP_BYTES more is the caller's duty.
- * text_length at most FCGI_CONTENT_BYTES_MAX; 0 gives END_REQUEST behind an empty STDOUT. Returns the bytes in `out`. */
+/* Makes the records of one whole answer around its text, so that it leaves in one send: STDOUT, the empty STDOUT
+ * and END_REQUEST. `out` holds the text at out + FCGI_HEADER_BYTES; room for FCGI_WRAP_BYTES more is the caller's
+ * duty. text_length at most FCGI_CONTENT_BYTES_MAX; 0 gives END_REQUEST behind an empty STDOUT. Returns the bytes
+ * in `out`. */
 size_t fcgi_wrap_answer(uint8_t *out, uint16_t id, size_t text_length);
 /* 16 bytes. */
 size_t fcgi_write_end(uint8_t *out, uint16_t id, fcgi_protocol_status status);

@@ -1,5 +1,5 @@
-/* tidegate-fcgi: the limiter as a FastCGI program for web servers. Options, start, end; the work is in loop.c and answer.c.
- * Must not enter: anything a request passes through. */
+/* tidegate-fcgi: the limiter as a FastCGI program for web servers. Options, start, end; the work is in loop.c and
+ * answer.c. Must not enter: anything a request passes through. */
 #include "answer.h"
 
 #include <errno.h>

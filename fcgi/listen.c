@@ -255,8 +255,9 @@ clear_path(const fcgi_listener *listener, const struct sockaddr_un *address, tro
     return FCGI_LISTEN_OK;
 }
 
-/* Two daemons started at once must not each take the other's fresh, not yet listening socket for a stale one: probing and
- * binding are done under a lock on the folder, which needs no file of its own. -1: the folder cannot be opened. */
+/* Two daemons started at once must not each take the other's fresh, not yet listening socket for a stale one:
+ * probing and binding are done under a lock on the folder, which needs no file of its own. -1: the folder cannot
+ * be opened. */
 static int
 lock_folder(const char *path)
 {

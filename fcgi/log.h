@@ -7,9 +7,9 @@
 
 typedef enum fcgi_level { FCGI_INFO, FCGI_WARN, FCGI_ERROR } fcgi_level;
 
-/* "2026-01-31T12:00:00Z tidegate-fcgi: warn: CODE: message". Control characters become '?', so that a peer's bytes never
- * make a second line. A line that stderr cannot take at once is dropped, and the next one says how many were: a log that
- * nobody reads must not stop the answers. */
+/* "2026-01-31T12:00:00Z tidegate-fcgi: warn: CODE: message". Control characters become '?', so that a peer's bytes
+ * never make a second line. A line that stderr cannot take at once is dropped, and the next one says how many
+ * were: a log that nobody reads must not stop the answers. */
 void fcgi_log(fcgi_level level, const char *code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* For what peers can cause as often as they like: one line a second and occasion, with the number left out since. */

@@ -1,8 +1,8 @@
 /* One epoll loop: see loop.h.
  *
- * A connection is in exactly one phase, each with its own deadline; a phase's list is in the order of entry, so that the
- * next deadline is at a head and no timer needs searching. Input is read into one buffer of the loop and answers are built
- * in another: a connection owns memory only while its peer is slow. */
+ * A connection is in exactly one phase, each with its own deadline; a phase's list is in the order of entry, so
+ * that the next deadline is at a head and no timer needs searching. Input is read into one buffer of the loop and
+ * answers are built in another: a connection owns memory only while its peer is slow. */
 #include "loop.h"
 
 #include "log.h"
@@ -258,7 +258,8 @@ send_unsent(fcgi_loop *loop, connection *conn)
     return true;
 }
 
-/* Sends the loop's output buffer, which belongs to this connection; keeps what the peer does not take. false: broken. */
+/* Sends the loop's output buffer, which belongs to this connection; keeps what the peer does not take. false:
+ * broken. */
 static bool
 flush_out(fcgi_loop *loop, connection *conn)
 {
@@ -415,8 +416,8 @@ limit_deadline(const fcgi_loop *loop, uint64_t deadline_us)
     return loop->draining && deadline_us > loop->drain_deadline_us ? loop->drain_deadline_us : deadline_us;
 }
 
-/* When the oldest thing that has begun and is not whole began. A deadline from there, and not from the latest byte, or a
- * peer that sends a byte a second would hold its place for ever. */
+/* When the oldest thing that has begun and is not whole began. A deadline from there, and not from the latest
+ * byte, or a peer that sends a byte a second would hold its place for ever. */
 static uint64_t
 oldest_begin_us(const fcgi_loop *loop, const connection *conn)
 {
@@ -475,7 +476,8 @@ settle(fcgi_loop *loop, connection *conn)
     want_events(loop, conn, EPOLLIN);
 }
 
-/* The peer has sent an empty STDIN or will send none: with nothing half-read behind it, nothing is under way any more. */
+/* The peer has sent an empty STDIN or will send none: with nothing half-read behind it, nothing is under way any
+ * more. */
 static void
 note_end(connection *conn)
 {

@@ -1,5 +1,5 @@
-/* One epoll loop: listening sockets, connections, deadlines, signals. It knows how to carry requests and answers, not what
- * they say: that is the responder's. Must not enter: rules, parameters' names, CGI texts.
+/* One epoll loop: listening sockets, connections, deadlines, signals. It knows how to carry requests and answers,
+ * not what they say: that is the responder's. Must not enter: rules, parameters' names, CGI texts.
  *
  * One thread owns a loop; several loops share nothing but their listening sockets. */
 #ifndef TIDEGATE_FCGI_LOOP_H
@@ -18,7 +18,8 @@ typedef struct fcgi_call {
 } fcgi_call;
 
 typedef struct fcgi_responder {
-    /* Writes the CGI answer (fields, empty line, body) into text[FCGI_TEXT_BYTES_MAX]; returns its length. Must not wait. */
+    /* Writes the CGI answer (fields, empty line, body) into text[FCGI_TEXT_BYTES_MAX]; returns its length. Must
+     * not wait. */
     size_t (*answer)(void *context, const fcgi_call *call, char *text);
     void (*reload)(void *context); /* SIGHUP; may be NULL */
     void (*round)(void *context);  /* after each round of events; may be NULL */
@@ -44,8 +45,8 @@ typedef struct fcgi_loop fcgi_loop;
  * open, borrowed, and closed when the loop stops accepting. */
 fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
                           size_t listener_count);
-/* Serves until SIGTERM or SIGINT, then answers what was accepted. true: everything was answered; false: the drain deadline
- * cut something off, or epoll failed. */
+/* Serves until SIGTERM or SIGINT, then answers what was accepted. true: everything was answered; false: the drain
+ * deadline cut something off, or epoll failed. */
 bool fcgi_loop_run(fcgi_loop *loop);
 const fcgi_loop_counts *fcgi_loop_read_counts(const fcgi_loop *loop);
 void fcgi_loop_close(fcgi_loop *loop); /* accepts NULL */

@@ -271,7 +271,11 @@ parser_error(builder *b, const yaml_parser_t *parser)
         return tg__source_error(source, at, "found a tab: YAML is indented with spaces");
     if (!parser->context)
         return tg__source_error(source, at, "not YAML: %s", problem);
-    return tg__source_error(source, at, "not YAML: %s, %s", parser->context, problem);
+    /* Where something was opened that never ends is worth more than where the file does. */
+    const size_t begun = byte_of(&b->last, parser->context_mark.index);
+    return tg__source_error(source, at, "not YAML: %s that begins in line %u, %s%s", parser->context,
+                            tg__source_line(source, begun), problem,
+                            strstr(parser->context, "alias") ? " (a pattern that begins with * is quoted)" : "");
 }
 
 tg_status

@@ -30,7 +30,7 @@ enum {
 };
 
 typedef struct slot {
-    snapshot *held; /* written under the reload lock, before the slot is in force */
+    _Atomic(snapshot *) held; /* written under the reload lock, before the slot is in force */
     /* Pins left on a snapshot that is no longer in force. Below zero while the pins counted in the word have not been
      * carried over yet. */
     _Atomic int64_t pins;
@@ -97,17 +97,16 @@ snapshot_close(snapshot *old)
     free(old);
 }
 
-/* The pins of a snapshot out of force are over: it goes. Only ever called under the reload lock, so no judge frees. */
+/* The pins of a snapshot out of force are over: it goes. Only ever called under the reload lock, so no judge frees. The slot
+ * lets go first: a child forked in the middle then has a snapshot too many, and not one half freed. */
 static void
 collect(tg_gate *gate)
 {
     const size_t current = slot_of(atomic_load(&gate->in_force));
     for (size_t i = 0; i < SLOTS; i++) {
         slot *old = &gate->slots[i];
-        if (i == current || !old->held || atomic_load_explicit(&old->pins, memory_order_acquire) != 0)
-            continue;
-        snapshot_close(old->held);
-        old->held = NULL;
+        if (i != current && atomic_load_explicit(&old->pins, memory_order_acquire) == 0)
+            snapshot_close(atomic_exchange(&old->held, NULL));
     }
 }
 
@@ -117,12 +116,12 @@ publish(tg_gate *gate, snapshot *made)
 {
     const size_t current = slot_of(atomic_load(&gate->in_force));
     size_t next = 0;
-    while (next < SLOTS && (next == current || gate->slots[next].held))
+    while (next < SLOTS && (next == current || atomic_load(&gate->slots[next].held)))
         next++;
     if (next == SLOTS)
         return false;
-    gate->slots[next].held = made;
     atomic_store(&gate->slots[next].pins, 0);
+    atomic_store(&gate->slots[next].held, made);
     const uint64_t old = atomic_exchange(&gate->in_force, (uint64_t)next << SLOT_SHIFT);
     atomic_fetch_add(&gate->slots[slot_of(old)].pins, pins_of(old));
     atomic_fetch_add(&gate->generation, 1);
@@ -177,9 +176,9 @@ same_client(const tg_config *a, const tg_config *b)
 static tg_status
 take_client(tg_gate *gate, const tg_config *config, const tg_client **client, tg_error *error)
 {
-    const slot *current = &gate->slots[slot_of(atomic_load(&gate->in_force))];
-    if (current->held && same_client(current->held->config, config)) {
-        *client = current->held->client;
+    const snapshot *current = atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held);
+    if (current && same_client(current->config, config)) {
+        *client = current->client;
         return TG_OK;
     }
     const tg_client_options options = {
@@ -343,7 +342,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
     status = prepare(gate, config, &first, error);
     if (status != TG_OK)
         return status;
-    gate->slots[0].held = first; /* slot 0 is what the word says from the beginning */
+    atomic_store(&gate->slots[0].held, first); /* slot 0 is what the word says from the beginning */
     gate->first_client = first->client;
     atomic_store(&gate->generation, 1);
     return TG_OK;
@@ -370,7 +369,7 @@ tg_gate_close(tg_gate *gate)
     if (!gate)
         return;
     for (size_t i = 0; i < SLOTS; i++)
-        snapshot_close(gate->slots[i].held);
+        snapshot_close(atomic_load(&gate->slots[i].held));
     while (gate->clients) {
         client_entry *entry = gate->clients;
         gate->clients = entry->next;
@@ -420,7 +419,7 @@ tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_
     tg_limiter *limiters[TG_LIMITERS_MAX];
     tg_status status = TG_OK;
     const size_t pinned = pin(gate);
-    const snapshot *now = gate->slots[pinned].held;
+    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     const size_t count = tg__config_match(now->config, request, found);
     if (count == 0) {
         tg__judgement_unmatched(judgement);
@@ -450,7 +449,7 @@ tg_status
 tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error)
 {
     const size_t pinned = pin(gate);
-    const snapshot *now = gate->slots[pinned].held;
+    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     const tg_policy *policy = NULL;
     for (size_t i = 0; i < now->config->policy_count && !policy; i++)
         if (tg__text_is(name, now->config->policies[i].name))

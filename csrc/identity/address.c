@@ -123,6 +123,12 @@ tg__address_parse(tg_text text, tg_address *address)
     return true;
 }
 
+static bool
+is_word(char c)
+{
+    return (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || c == '.' || c == '_' || c == '-';
+}
+
 /* A port as RFC 7239 6.3 has it: up to five digits, or an obfuscated "_name". Nothing is made of it. */
 static bool
 is_port(const char *p, const char *end)
@@ -131,8 +137,7 @@ is_port(const char *p, const char *end)
         return false;
     if (*p == '_') {
         while (++p < end)
-            if (!((*p >= '0' && *p <= '9') || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z') || *p == '.' || *p == '_' ||
-                  *p == '-'))
+            if (!is_word(*p))
                 return false;
         return true;
     }
@@ -155,7 +160,7 @@ cut_zone(tg_text *text)
     if (length + 1 == text->length || text->length - length > 1 + 32)
         return false;
     for (const char *p = zone + 1; p < text->data + text->length; p++)
-        if (*p <= ' ' || *p >= 127 || *p == '[' || *p == ']' || *p == ',')
+        if (!is_word(*p) && *p != '~' && *p != '%') /* RFC 6874, and "%25" as a URL writes the '%' itself */
             return false;
     text->length = length;
     return memchr(text->data, ':', length) != NULL; /* IPv4 has no zones */

@@ -249,24 +249,46 @@ read_client(tgpy_request *request, PyObject *client)
     return true;
 }
 
+/* Every header of every request passes here, and each question asked of the interpreter through the stable interface is a
+ * call: exact types, which is what servers give, are told by their type pointer and measured by their object header. */
+static bool
+pair_of(PyObject *pair, PyObject **name, PyObject **value)
+{
+    if ((PyTuple_CheckExact(pair) && Py_SIZE(pair) == 2) || (PyTuple_Check(pair) && PyTuple_Size(pair) == 2)) {
+        *name = PyTuple_GetItem(pair, 0);
+        *value = PyTuple_GetItem(pair, 1);
+        return true;
+    }
+    if (PyList_Check(pair) && PyList_Size(pair) == 2) {
+        *name = PyList_GetItem(pair, 0);
+        *value = PyList_GetItem(pair, 1);
+        return true;
+    }
+    return false;
+}
+
+static inline bool
+bytes_of(PyObject *object, tg_text *text)
+{
+    if (!PyBytes_CheckExact(object) && !PyBytes_Check(object))
+        return false;
+    *text = (tg_text){ PyBytes_AsString(object), (size_t)Py_SIZE(object) };
+    return true;
+}
+
 static bool
 read_pair(tgpy_request *request, PyObject *pair)
 {
-    PyObject *name = NULL, *value = NULL;
-    if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2) {
-        name = PyTuple_GetItem(pair, 0);
-        value = PyTuple_GetItem(pair, 1);
-    } else if (PyList_Check(pair) && PyList_Size(pair) == 2) {
-        name = PyList_GetItem(pair, 0);
-        value = PyList_GetItem(pair, 1);
-    }
-    if (!name || !value || !PyBytes_Check(name) || !PyBytes_Check(value))
-        return wrong_type("each of scope[\"headers\"]", "a pair of bytes", name && !PyBytes_Check(name) ? name : pair);
+    PyObject *name, *value;
     tg_header *header = header_slot(request);
     if (!header)
         return false;
-    header->name = (tg_text){ PyBytes_AsString(name), (size_t)PyBytes_Size(name) };
-    header->value = (tg_text){ PyBytes_AsString(value), (size_t)PyBytes_Size(value) };
+    if (!pair_of(pair, &name, &value))
+        return wrong_type("each of scope[\"headers\"]", "a pair of bytes", pair);
+    if (!bytes_of(name, &header->name))
+        return wrong_type("the name of each of scope[\"headers\"]", "bytes", name);
+    if (!bytes_of(value, &header->value))
+        return wrong_type("the value of each of scope[\"headers\"]", "bytes", value);
     if (header->name.length == 4 && request->request.host.length == 0 &&
         (memcmp(header->name.data, "host", 4) == 0 || memcmp(header->name.data, "Host", 4) == 0))
         request->request.host = header->value;
@@ -413,19 +435,6 @@ read_environ_headers(const tgpy_state *state, tgpy_request *request, PyObject *d
     return true;
 }
 
-/* "http://host/path" of a request to a proxy, as the origin-form it stands for. */
-static tg_text
-origin_form(tg_text uri)
-{
-    if (uri.length == 0 || uri.data[0] == '/')
-        return uri;
-    const char *slashes = memmem(uri.data, uri.length, "://", 3);
-    if (!slashes)
-        return (tg_text){ NULL, 0 };
-    const char *end = uri.data + uri.length, *path = memchr(slashes + 3, '/', (size_t)(end - slashes - 3));
-    return path ? (tg_text){ path, (size_t)(end - path) } : (tg_text){ "/", 1 };
-}
-
 bool
 tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user)
 {
@@ -444,7 +453,6 @@ tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *give
         found = lookup(state, request, dict, raw[i]);
         if (found && !read_native(request, found, "the raw URI of environ", &to->path))
             return false;
-        to->path = origin_form(to->path);
     }
     if (to->path.length == 0) {
         tg_text mount = { NULL, 0 }, rest = { NULL, 0 };

@@ -7,9 +7,9 @@ request charge an equal key once, and give back what they took when a later one 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, ClassVar
 
-from tidegate._core import Decision, Judgement, StoreError
+from tidegate._core import Judgement, StoreError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,54 +24,50 @@ _OPENING = frozenset({"http.response.start", "websocket.http.response.start", "w
 _LIMIT_FIELDS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 
 
-class RequestState:
-    """The judgements of one request, in the order they were made, and the one whose fields the client sees."""
+class RequestState(list[Judgement]):
+    """The judgements of one request in the order they were made; after a refusal only that.
 
-    __slots__ = ("judgements", "shown", "_send")
+    A list and nothing else, because one is made for each request: without a frame of __init__ it costs a third.
+    """
 
-    def __init__(self, send: Send | None = None) -> None:
-        self.judgements: list[Judgement] = []
-        self.shown: Judgement | None = None
-        self._send = send
-
-    @property
-    def adds_fields(self) -> bool:
-        """Whether a send wrapper puts the fields on the answer, whatever builds it."""
-        return self._send is not None
-
-    def passed(self, judgement: Judgement) -> None:
-        """Keeps an allowed judgement; shown is the tightest: the smallest remaining, then the longest reset."""
-        shown = self.shown
-        if shown is None:
-            self.shown = judgement
-        elif judgement.fields:
-            if not shown.fields or _tightness(judgement.decision) < _tightness(shown.decision):
-                self.shown = judgement
-        self.judgements.append(judgement)
+    __slots__ = ()
+    adds_fields: ClassVar[bool] = True  # a send wrapper puts the fields on the answer, whatever builds it
 
     def refused(self, judgement: Judgement) -> None:
-        """Shows a refusal and gives back what earlier limits took for this request."""
-        self.shown = judgement
-        for earlier in self.judgements:
+        """Keeps a refusal and gives back what earlier limits took for this request."""
+        for earlier in self:
             try:
                 earlier.decision.refund()
             except StoreError:
                 # The store has gone since it charged. The refusal stands; the trouble is logged where it began.
                 pass
-        self.judgements.clear()
+        self[:] = [judgement]
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """An ASGI `send` that puts the fields on whatever opens the answer: own responses, streams, errors."""
-        shown = self.shown
-        if shown is not None and message["type"] in _OPENING:
-            # A copy: applications may send one constant message, and a response object may be sent twice.
-            message = {**message, "headers": merge_fields(message.get("headers", ()), shown)}
-        assert self._send is not None
-        return self._send(message)
+    def shown(self) -> Judgement:
+        """Whose fields the client sees: the tightest's, by the smallest remaining, then the longest reset."""
+        if len(self) == 1:
+            return self[0]
+        return min((judgement for judgement in self if judgement.fields), key=_tightness, default=self[0])
 
 
-def _tightness(decision: Decision) -> tuple[int, int]:
+class BareState(RequestState):
+    """Where no send wrapper is: each limit has to put its fields where it can."""
+
+    __slots__ = ()
+    adds_fields = False
+
+
+def _tightness(judgement: Judgement) -> tuple[int, int]:
+    decision = judgement.decision
     return decision.remaining, -decision.reset_after_us
+
+
+def send_with_fields(state: RequestState, send: Send, message: Message) -> Awaitable[None]:
+    """An ASGI `send`, with its first two arguments bound: puts the fields on whatever opens the answer."""
+    if state and message["type"] in _OPENING:
+        # A copy: applications may send one constant message, and a response object may be sent twice.
+        message = {**message, "headers": merge_fields(message.get("headers", ()), state.shown())}
+    return send(message)
 
 
 def merge_fields(headers: Iterable[tuple[bytes, bytes]], judgement: Judgement) -> list[tuple[bytes, bytes]]:

@@ -38,13 +38,13 @@ class RouteTable:
         self.ordered: list[tuple[re.Pattern[str], frozenset[str] | None, str]] = []
         self._walk(getattr(router, "routes", ()), "", "", [])
         self._entries = {**self.kept, **self._entries}
+        # What needs no look at the request: most routes are reached in one way.
+        self.ready = {name: entry.places[0].template for name, entry in self._entries.items() if len(entry.places) == 1}
 
     def template(self, key: Any, scope: Mapping[str, Any]) -> str | None:
         entry = self._entries.get(id(key))
         if entry is None:
             return None
-        if len(entry.places) == 1:
-            return entry.places[0].template
         # One application mounted at several places: the place is where the request has come through.
         root = str(scope.get("root_path", "")).removeprefix(str(scope.get("app_root_path", "")))
         for place in entry.places:
@@ -54,6 +54,7 @@ class RouteTable:
 
     def keep(self, key: Any, template: str) -> None:
         self._entries[id(key)] = self.kept[id(key)] = _Entry(key, [_Place(re.compile(""), template)])
+        self.ready[id(key)] = template
 
     def match(self, path: str, method: str) -> str | None:
         """The template that a path not yet routed will meet. Linear in the number of routes, as the router itself is."""
@@ -152,23 +153,26 @@ def _scope_key(scope: Mapping[str, Any]) -> Any:
 
 def route_template(scope: Mapping[str, Any]) -> str | None:
     """The template of a request that has been routed; None where no route can be told."""
-    key = _scope_key(scope)
-    if key is None:
-        return None
     router = scope.get("router")  # the outermost: Starlette and FastAPI set it once
-    table: RouteTable | None = getattr(router, _TABLE, None)
-    if table is not None:
-        found = table.template(key, scope)
-        if found is not None:
-            return found
-    table = table_of(router, anew=True)
-    found = table.template(key, scope)
+    key = scope.get("route") if not scope.get("fastapi") else _scope_key(scope)
+    try:
+        return router._tidegate_routes.ready[id(key)]  # type: ignore[union-attr, no-any-return]
+    except (AttributeError, KeyError):
+        return None if key is None else _find(router, key, scope)
+
+
+def _find(router: Any, key: Any, scope: Mapping[str, Any]) -> str | None:
+    found = table_of(router).template(key, scope)
     if found is None:
-        # Not below the outermost router in any way known here. Its own template, without what stands in front.
-        found = getattr(getattr(key, "starlette_route", None), "path_format", None) or getattr(key, "path_format", None)
-        if not found:
-            return None
-        table.keep(key, found)
+        table = table_of(router, anew=True)
+        found = table.template(key, scope)
+        if found is None:
+            # Not below the outermost router in any way known here. Its own template, without what stands in front.
+            own = getattr(getattr(key, "starlette_route", None), "path_format", None)
+            found = own or getattr(key, "path_format", None)
+            if not found:
+                return None
+            table.keep(key, found)
     return found
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tidegate._core import Gate, Judgement, ManualClock
 from tidegate._limits import UNROUTED, user_text
-from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send
+from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send, send_with_fields
 from tidegate._routes import table_of
 
 UserOf = Callable[[Mapping[str, Any]], "str | int | None | Awaitable[str | int | None]"]
@@ -60,25 +61,25 @@ class TidegateMiddleware:
             return
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
-            state = scope[SCOPE_KEY] = RequestState(send)
-            send = state.send
-        user = None if self.user is None else await ask_user(self.user, scope)
-        judgement = self._judge(scope, user=user, prior=state.judgements)
+            state = scope[SCOPE_KEY] = RequestState()
+            send = partial(send_with_fields, state, send)
+        user = self.user and await ask_user(self.user, scope)
+        judgement = self._judge(scope, user=user, prior=state)
         if judgement.status:
             # A part that is missing has charged nothing: the request may be judged again with it.
             judged: Mapping[str, Any] = scope
             if judgement.missing == "ip" and is_test_client(scope):
                 judged = with_loopback_client(scope)
-                judgement = self._judge(judged, user=user, prior=state.judgements)
+                judgement = self._judge(judged, user=user, prior=state)
             if judgement.missing == "route":
                 # Not routed yet. Looked up only where a policy counts by route.
                 route = route_ahead(self.app, scope)
-                judgement = self._judge(judged, user=user, route=route, prior=state.judgements)
+                judgement = self._judge(judged, user=user, route=route, prior=state)
             if judgement.status:
                 state.refused(judgement)
                 await refuse(scope, receive, send, judgement)
                 return
-        state.passed(judgement)
+        state.append(judgement)
         await self.app(scope, receive, send)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, Request, Response, WebSocket
@@ -25,7 +26,7 @@ from starlette.requests import HTTPConnection
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_asgi
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send
+from tidegate._request_state import SCOPE_KEY, App, BareState, Receive, RequestState, Scope, Send, send_with_fields
 from tidegate._routes import route_template
 from tidegate.asgi import (
     TidegateMiddleware,
@@ -121,11 +122,11 @@ class RateLimit:
 
     async def __call__(self, conn: HTTPConnection, response: Response, *, user: Any = None) -> Decision:
         scope = conn.scope
-        if not self.enabled:
-            return self._unasked()
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
-            state = scope[SCOPE_KEY] = RequestState()
+            state = scope[SCOPE_KEY] = BareState()
+        if not self.enabled:
+            return self._unasked()
         if self._user is not None:
             user = await ask_user(self._user, conn)
         elif user is not None:
@@ -133,20 +134,19 @@ class RateLimit:
         route = (route_template(scope) or UNROUTED) if self._needs_route else None
         # HEAD is answered by what answers GET: the same work, so the same count.
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
-        prior = state.judgements
-        judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=prior)
-        if judgement.status and judgement.missing == "ip" and is_test_client(scope):
-            judged = with_loopback_client(judged)
-            judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=prior)
+        judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=state)
         if judgement.status:
-            state.refused(judgement)
-            _make_answerable(scope)
-            raise RateLimited(judgement)
-        state.passed(judgement)
+            if judgement.missing == "ip" and is_test_client(scope):
+                judged = with_loopback_client(judged)
+                judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=state)
+            if judgement.status:
+                state.refused(judgement)
+                _make_answerable(scope)
+                raise RateLimited(judgement)
+        state.append(judgement)
         if not state.adds_fields:
             # Without install(): FastAPI merges these into what it builds itself, not into an own Response.
-            assert state.shown is not None
-            for name, value in state.shown.fields_text:
+            for name, value in state.shown().fields_text:
                 response.headers[name] = value
         return judgement.decision
 
@@ -256,8 +256,8 @@ class _Answers:
         # Not a coroutine function: one frame less on each request's way.
         kind = scope["type"]
         if (kind == "http" or kind == "websocket") and SCOPE_KEY not in scope:
-            state = scope[SCOPE_KEY] = RequestState(send)
-            send = state.send
+            state = scope[SCOPE_KEY] = RequestState()
+            send = partial(send_with_fields, state, send)
         return self.app(scope, receive, send)
 
 

@@ -80,9 +80,8 @@ def _state_of(actual: Request) -> RequestState:
 
 
 def _add_fields(state: RequestState, response: Response) -> Response:
-    shown = state.shown
-    if shown is not None:
-        for name, value in shown.fields_text:
+    if state:
+        for name, value in state.shown().fields_text:
             # The body may be an error handler's own by now, and its type with it.
             if name != "Content-Type":
                 response.headers[name] = value
@@ -133,7 +132,7 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
         route=_template(actual) if limit.needs_route else None,
         user=_user_of(user) if limit.needs_user else None,
         cost=limit.cost,
-        prior=state.judgements,
+        prior=state,
     )
 
 
@@ -141,7 +140,7 @@ def _settle(judgement: Judgement, state: RequestState) -> None:
     if judgement.status:
         state.refused(judgement)
         raise _refusal(judgement)
-    state.passed(judgement)
+    state.append(judgement)
 
 
 class RateLimit:
@@ -175,8 +174,8 @@ class RateLimit:
     @property
     def decision(self) -> Decision | None:
         """What was last decided for the current request by any limit of tidegate; None before."""
-        shown = _state_of(request._get_current_object()).shown  # type: ignore[attr-defined]
-        return None if shown is None else shown.decision
+        state = _state_of(request._get_current_object())  # type: ignore[attr-defined]
+        return state.shown().decision if state else None
 
     def __call__(self, function: Function) -> Function:
         if not callable(function):
@@ -365,7 +364,7 @@ class Tidegate:
         state = _state_of(actual)
         if self.gate is not None:
             judgement = self.gate.judge_wsgi(
-                actual.environ, route=_template(actual), user=_user_of(self._user), prior=state.judgements
+                actual.environ, route=_template(actual), user=_user_of(self._user), prior=state
             )
             _settle(judgement, state)
         if self.limit is not None:

@@ -140,7 +140,8 @@ def test_a_question_asked_wrongly_is_refused_closed_and_logged(
 
 
 def test_only_request_uri_decides_the_path(daemon: Daemon) -> None:
-    sub_request = Request(uri="/small?x=1", set={"SCRIPT_NAME": "/_tidegate", "DOCUMENT_URI": "/_tidegate", "QUERY_STRING": ""})
+    location = {"SCRIPT_NAME": "/_tidegate", "DOCUMENT_URI": "/_tidegate", "QUERY_STRING": ""}
+    sub_request = Request(uri="/small?x=1", set=location)
     assert [answer.status for answer in several(daemon.address, 3, sub_request)] == [200, 200, 429]
     assert ask(daemon.address, uri="/sm%61ll").status == 429
     disguised = ask(daemon.address, uri="/other", set={"SCRIPT_NAME": "/small", "DOCUMENT_URI": "/small"})
@@ -219,7 +220,8 @@ def test_a_manual_clock_moves_with_each_request_and_only_then(start: Callable[..
 
 
 def test_a_leaky_bucket_tells_its_delay_exactly(start: Callable[..., Daemon]) -> None:
-    daemon = start("store: memory://\npolicies:\n  - {name: l, rules: 3/second burst 10 leaky_bucket}\n", "--manual-clock")
+    rules = "store: memory://\npolicies:\n  - {name: l, rules: 3/second burst 10 leaky_bucket}\n"
+    daemon = start(rules, "--manual-clock")
     delays = [json.loads(ask(daemon.address, set={"TIDEGATE_NOW_US": "5000000"}).body, parse_float=Fraction)["delay"]
               for _ in range(4)]
     assert delays == [0, Fraction("0.333334"), Fraction("0.666667"), 1]

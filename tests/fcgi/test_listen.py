@@ -241,10 +241,6 @@ def test_without_any_socket_the_usage_is_told(program: Path, rules: str) -> None
 
 
 def test_spawn_fcgi_starts_it(program: Path, rules: str, folder: Path) -> None:
-    import shutil
-
-    if not shutil.which("spawn-fcgi"):
-        pytest.skip("spawn-fcgi is not installed")
     pid_file = folder / "pid"
     subprocess.run(["spawn-fcgi", "-s", f"{folder}/s", "-P", pid_file, "--", program, "--config", rules], check=True,
                    capture_output=True, timeout=10)

@@ -372,6 +372,38 @@ def test_counts_outlive_kill_9_and_a_restart(start: Callable[..., Daemon], folde
     assert admitted == 30
 
 
+@pytest.mark.fault("R188")
+@pytest.mark.parametrize("policy, status", [("open", 200), ("closed", 503)])
+def test_while_the_store_stalls_every_request_is_answered_by_its_policy_and_nobody_waits_long(
+    start: Callable[..., Daemon], make: Callable[..., None], build: Path, folder: Path, policy: str, status: int
+) -> None:
+    holder = build / "tests" / "fcgi" / "hold_store"
+    make(str(holder))
+    rules = f"policies:\n  - {{name: stalling, rules: 1000/hour, on_store_failure: {policy}}}\n"
+    store = f"shared://{folder}/table?size=128KiB"
+    daemon = start(rules, "--store", store)
+    assert ask(daemon.address).status == 200
+    holding = subprocess.Popen([holder, daemon.rules, store, "192.0.2.1"])
+    try:
+        stat = Path(f"/proc/{holding.pid}/stat")
+        wait_for(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), what="the holder stands")
+        waits = []
+        with Connection(daemon.address) as first, Connection(daemon.address) as second:
+            for number in range(100):
+                began = time.monotonic()
+                answer = (first if number % 2 else second).ask(Request())
+                waits.append(time.monotonic() - began)
+                assert (answer.status, answer["X-RateLimit-Limit"]) == (status, None)
+                assert answer["Retry-After"] == (None if status == 200 else "1")
+        assert max(waits) < 0.5  # 50 ms, and what a busy machine adds
+        assert sorted(waits)[90] < 0.02  # behind a holder known to stand nobody waits
+        assert len(daemon.lines("store-failing")) == 1
+    finally:
+        holding.send_signal(signal.SIGCONT)
+        assert holding.wait(5) == 0
+    wait_for(lambda: ask(daemon.address)["X-RateLimit-Limit"] == "1000", what="limits again")
+
+
 def test_a_store_that_cannot_be_opened_is_one_line_and_exit_1(program: Path, folder: Path) -> None:
     path = folder / "rules.yaml"
     path.write_text(RULES)

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,13 @@ from client import Connection, Request, ask, begin, record, stream
 from fcgi_daemon import RULES, Daemon, wait_for
 
 BIG = Request(uri="/big")
+
+
+@pytest.fixture(scope="module", params=["plain", "asan"])
+def program(request: pytest.FixtureRequest, make: Callable[..., None], build: Path) -> Path:
+    """Also under the address and undefined-behaviour sanitizers, whose finding ends the daemon."""
+    make("programs", request.param)
+    return (build if request.param == "plain" else build / request.param) / "bin" / "tidegate-fcgi"
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 8, 9, 16, 100])
@@ -170,7 +178,8 @@ def test_random_bytes_never_stop_the_daemon(daemon: Daemon) -> None:
 
 @pytest.mark.fault("R190")
 def test_64_kib_of_cookie_and_8_kib_of_path_reach_the_decision_whole(daemon: Daemon) -> None:
-    request = Request(uri="/keyed?" + "q" * 8192, headers=[("Cookie", "c" * 65536), ("X-Api-Key", "k" * 300)], chunk=999)
+    headers = [("Cookie", "c" * 65536), ("X-Api-Key", "k" * 300)]
+    request = Request(uri="/keyed?" + "q" * 8192, headers=headers, chunk=999)
     with Connection(daemon.address) as connection:
         assert [connection.ask(request, split=split).status for split in (0, 1009, 4096)] == [200, 200, 429]
         other = Request(uri="/keyed", headers=[("X-Api-Key", "k" * 299 + "j")])
@@ -225,7 +234,9 @@ def test_idle_and_silent_connections_do_not_keep_others_waiting(daemon: Daemon) 
         connection.close()
 
 
-def test_a_half_sent_request_is_given_up_after_its_deadline_however_slowly_it_drips(start: Callable[..., Daemon]) -> None:
+def test_a_half_sent_request_is_given_up_after_its_deadline_however_slowly_it_drips(
+    start: Callable[..., Daemon]
+) -> None:
     daemon = start(RULES, "--request-timeout", "0.4")
     with Connection(daemon.address) as idle, Connection(daemon.address) as connection:
         assert idle.ask(BIG).status == 200
@@ -240,7 +251,9 @@ def test_a_half_sent_request_is_given_up_after_its_deadline_however_slowly_it_dr
     assert daemon.lines("peer-slow")
 
 
-def test_a_busy_connection_that_always_ends_in_the_middle_of_a_record_is_not_given_up(start: Callable[..., Daemon]) -> None:
+def test_a_busy_connection_that_always_ends_in_the_middle_of_a_record_is_not_given_up(
+    start: Callable[..., Daemon]
+) -> None:
     daemon = start(RULES, "--request-timeout", "0.3")
     encoded = BIG.encode()
     with Connection(daemon.address) as connection:

@@ -1,5 +1,5 @@
-/* The codec under arbitrary bytes, split anywhere: what a session says must not depend on the split, and what it holds must
- * stay within its bounds. The first bytes of the input choose the splits; the rest is the stream. */
+/* The codec under arbitrary bytes, split anywhere: what a session says must not depend on the split, and what it
+ * holds must stay within its bounds. The first bytes of the input choose the splits; the rest is the stream. */
 #include "../../fcgi/codec.h"
 
 #include <stdlib.h>

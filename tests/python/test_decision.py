@@ -224,7 +224,10 @@ def test_a_clock_does_not_advance_by_what_is_no_time(seconds: float) -> None:
         ManualClock().advance(seconds)
 
 
-@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (2**63, ValueError), (2**70, ValueError), (1.5, TypeError), ("1", TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(-1, ValueError), (2**63, ValueError), (2**70, ValueError), (1.5, TypeError), ("1", TypeError), (True, TypeError)],
+)
 def test_microseconds_are_ints_from_0_to_63_bits(value: object, error: type[Exception]) -> None:
     clock = ManualClock()
     with pytest.raises(error):

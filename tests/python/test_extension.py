@@ -377,3 +377,98 @@ def test_a_silent_store_is_answered_by_on_store_failure_and_hit_never_raises(
             time.sleep(0.005)
         assert not one.hit("a").degraded
     assert [record.getMessage().split(":")[0] for record in caplog.records].count("store-failing") == 1
+
+
+# ---- out of memory
+
+NO_MEMORY = """
+import _testcapi, faulthandler, sys, tidegate
+from tidegate import _core
+faulthandler.enable()
+clock = tidegate.ManualClock()
+one = tidegate.Limiter("1000000/minute token_bucket; 5/hour burst 1000000", store="memory://x", by="ip", clock=clock)
+free = tidegate.Limiter("1000000/minute token_bucket", store="memory://x", clock=clock)
+scope = {"type": "http", "path": "/a%b", "client": ("192.0.2.1", 5), "headers": [(b"x-%d" % i, b"v") for i in range(70)]}
+environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/\\xe9", "REMOTE_ADDR": "192.0.2.1", "HTTP_X": "\\xe9"}
+kept = _core.judge_asgi([one], scope)
+decision = free.hit("a")
+
+def make():
+    return tidegate.Limiter("5/minute; 7/hour", store="memory://y", clock=clock, by=["ip", "user"], trusted_proxies=["::1"])
+
+def wrong():
+    try: tidegate.Limiter("5/fortnight")
+    except tidegate.RuleError: pass
+
+calls = [
+    lambda: [free.hit("b") for _ in range(80)],  # more than are kept free
+    lambda: free.hit("\\ud800", "\\xe9" * 9, cost=2),
+    lambda: free.peek(dims={"ip": "192.0.2.1", "user+host": ("\\ud800", "b")}),
+    lambda: free.hit_async("a"),
+    lambda: (decision.rules, decision.rule, decision.retry_after, decision.remaining, repr(decision)),
+    lambda: _core.judge_asgi([one], scope, route="/\\ud800", user="u", prior=[kept]),
+    lambda: _core.judge_wsgi([one], environ, prior=(kept,)),
+    lambda: (kept.fields, kept.fields_text, kept.body, repr(kept)),
+    lambda: _core.client_address(scope, one),
+    tidegate.ManualClock,
+    make,
+    wrong,
+]
+failed = 0
+for call in calls:
+    call()
+    for n in range(1, 400):
+        _testcapi.set_nomemory(n, n + 1)
+        try:
+            call()
+        except MemoryError:
+            failed += 1
+        else:
+            if n > 60: break
+        finally:
+            _testcapi.remove_mem_hooks()
+print(failed > 50, free.peek("a").allowed)
+"""
+
+
+def test_no_failing_allocation_of_python_does_harm() -> None:
+    pytest.importorskip("_testcapi", reason="this interpreter comes without its test modules")
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr[-3000:]
+
+
+# ---- the build
+
+
+def build(root: pathlib.Path, folder: pathlib.Path, program: str) -> str:
+    pytest.importorskip("setuptools")
+    if program:
+        (folder / "pkg-config").write_text(program)
+        (folder / "pkg-config").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", f"--build-lib={folder}/lib", f"--build-temp={folder}/temp"],
+        cwd=root,
+        env={"PATH": "/usr/bin:/bin", "PKG_CONFIG": f"{folder}/pkg-config"} if program else {"PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_a_missing_library_is_named_with_the_package_that_brings_it(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    said = build(root, tmp_path, '#!/bin/sh\n[ "$2" != yaml-0.1 ]\n')
+    assert "does not know yaml-0.1" in said
+    assert "apt-get install libyaml-dev\n" in said
+
+
+def test_a_missing_pkg_config_is_named_with_all_packages(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    said = build(root, tmp_path, "")
+    assert "pkg-config was not found" in said
+    assert "apt-get install gcc pkg-config python3-dev libsodium-dev libyaml-dev" in said
+
+
+def test_the_version_stands_in_one_place(root: pathlib.Path) -> None:
+    header = (root / "csrc/include/tidegate.h").read_text()
+    assert f'#define TG_VERSION "{tidegate.__version__}"' in header

@@ -22,6 +22,7 @@ def bare() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="tidegate-setup-"))
     folder.chmod(0o755)
     shutil.copytree(ROOT / ".ci", folder / "tree/.ci")
+    (folder / "tree").chmod(0o555)  # no .venv can be made in it
     (folder / "bin").mkdir()
     for tool in TOOLS:
         found = shutil.which(tool, path="/usr/bin:/bin")
@@ -29,6 +30,7 @@ def bare() -> Iterator[Path]:
         (folder / "bin" / tool).symlink_to(found)
     stub(folder, "dpkg-query", "printf 'gcc\\trc \\n'")  # removed, its settings left: not installed
     yield folder
+    (folder / "tree").chmod(0o755)
     shutil.rmtree(folder)
 
 
@@ -64,10 +66,10 @@ def test_without_root_and_sudo_setup_prints_one_apt_line_and_stops(bare: Path) -
 
 
 def test_packages_are_installed_without_their_services_being_started(bare: Path) -> None:
-    stub(bare, "sudo", f'echo "$*" >> {bare}/said/sudo')
+    stub(bare, "sudo", f'cat > /dev/null; echo "$*" >> {bare}/said/sudo')
     (bare / "said").mkdir(mode=0o777)
     (bare / "said").chmod(0o777)
-    setup(bare, "demo")  # there is no Python here: it stops after the packages
+    setup(bare, "demo")  # stops after the packages: there is no room for a .venv
     said = (bare / "said/sudo").read_text().splitlines()
     install = next(i for i, line in enumerate(said) if "apt-get install" in line)
     assert "DEBIAN_FRONTEND=noninteractive" in said[install]

@@ -16,6 +16,7 @@ DAY = 86_400 * SECOND
 WEEK = 7 * DAY
 NEVER = None
 WAIT_MAX = 2**53 - 1
+NOTHING = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ class SlidingCounter(State):
 
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         index, current, previous = self.at(rule, t)
-        into = Fraction(t - index * rule.period_us, rule.period_us)
-        return previous * (1 - into) + current + cost <= rule.limit
+        still = (index + 1) * rule.period_us - t  # of the period, during which the previous window weighs
+        return Fraction(previous * still, rule.period_us) <= rule.limit - current - cost
 
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.index, self.current, self.previous = self.at(rule, t)
@@ -242,10 +243,10 @@ class SlidingCounter(State):
 class Bucket(State):
     """Token bucket and leaky bucket: `level` units have not drained yet at `at`."""
 
-    level: Fraction = Fraction(0)
+    level: Fraction = NOTHING
     at: int = 0
     leaky: bool = False
-    answered: tuple = (None, Fraction(0))
+    answered: tuple = (None, NOTHING)
 
     def now(self, rule: Rule, t: int) -> int:
         return max(t, self.at)
@@ -253,22 +254,24 @@ class Bucket(State):
     def drained(self, rule: Rule, t: int) -> Fraction:
         asked = (t, self.at, self.level, rule.limit, rule.period_us)
         if self.answered[0] != asked:  # a search for `remaining` asks the same again and again
-            drained = max(Fraction(0), self.level - Fraction((t - self.at) * rule.limit, rule.period_us))
-            self.answered = (asked, drained)
+            # level - (t - at) * limit / period, over the common denominator
+            above, below = self.level.numerator * rule.period_us, self.level.denominator
+            left = above - (t - self.at) * rule.limit * below
+            self.answered = (asked, Fraction(left, below * rule.period_us) if left > 0 else NOTHING)
         return self.answered[1]
 
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
-        return self.drained(rule, t) + cost <= rule.capacity
+        return self.drained(rule, t) <= rule.capacity - cost
 
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.level, self.at = self.drained(rule, t) + cost, t
         return t
 
     def fresh(self, rule: Rule, t: int) -> bool:
-        return self.drained(rule, t) == 0
+        return not self.drained(rule, t)
 
     def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
-        self.level, self.at = max(Fraction(0), self.drained(rule, t) - cost), t
+        self.level, self.at = max(NOTHING, self.drained(rule, t) - cost), t
 
     def delay(self, rule: Rule, t: int) -> int:
         if not self.leaky:

@@ -197,13 +197,21 @@ class Maker:
         elif algorithm.endswith("bucket") and self.random.random() < 0.5:
             burst = self.random.choice([self.random.randrange(1, 20), self.limit(), self.up_to(4 * limit)])
             words += [f"burst {max(1, min(burst, LIMIT_MAX))}"]
-        self.random.shuffle(words)
         mark = self.random.choice(["/", " / ", " per "])
-        text = " ".join([f"{limit}{mark}{period[1]}", *words])
+        amount = f"{limit}{mark}{period[1]}"
+        if rule_text.rule(" ".join([amount, *words[1:]])).algorithm == algorithm and self.random.random() < 0.5:
+            del words[0]  # it is the default
+        elif algorithm == "token_bucket" and self.random.random() < 0.3:
+            words[0] = "gcra"
+        self.random.shuffle(words)
+        text = " ".join([amount, *words])
         return text.upper() if self.random.random() < 0.1 else text
 
     def rules(self) -> None:
-        self.case.steps.append(Step("rule", "; ".join(self.rule(*kind) for kind in self.kinds)))
+        texts = [self.rule(*kind) for kind in self.kinds]
+        if self.random.random() < 0.03:
+            texts.insert(self.random.randrange(len(texts) + 1), "deny")
+        self.case.steps.append(Step("rule", self.random.choice(["; ", ", ", ";"]).join(texts)))
         self.player.play(self.case.steps[-1])
 
     def keys(self) -> None:
@@ -282,7 +290,7 @@ class Maker:
         return self.case, self.answers
 
 
-def random_case(seed: str, asked_count: int = 100) -> tuple[Case, list[str]]:
+def random_case(seed: str, asked_count: int) -> tuple[Case, list[str]]:
     return Maker(seed).make(asked_count)
 
 

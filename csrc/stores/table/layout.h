@@ -15,7 +15,8 @@
 #define TG_TABLE_BYTE_ORDER 0x01020304u
 #define TG_TABLE_HEADER_BYTES 4096u
 #define TG_TABLE_SEGMENTS_MAX 64u
-#define TG_TABLE_SEGMENT_BYTES_MIN (UINT64_C(64) << 10)
+/* A default rule keeps a log of up to 1000 words, which has to fit a quarter of one segment's blocks: not from 64 KiB on. */
+#define TG_TABLE_SEGMENT_BYTES_MIN (UINT64_C(128) << 10)
 #define TG_TABLE_BYTES_MIN (UINT64_C(64) << 10)
 #define TG_TABLE_BYTES_MAX (UINT64_C(16) << 30)
 #define TG_TABLE_BYTES_DEFAULT (UINT64_C(16) << 20)

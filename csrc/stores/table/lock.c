@@ -208,17 +208,25 @@ inherit(tg_segment *segment, uint64_t word, uint64_t self, bool *lost)
     return TG_LOCK_INHERITED;
 }
 
-tg_lock_outcome
-tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
+static bool
+spin(tg_segment *segment, uint64_t self)
 {
     for (int i = 0; i < SPINS; i++) {
         uint64_t free = 0;
         if (atomic_load_explicit(&segment->lock, memory_order_relaxed) == 0 &&
             atomic_compare_exchange_weak_explicit(&segment->lock, &free, self, memory_order_acquire,
                                                   memory_order_relaxed))
-            return TG_LOCK_TAKEN;
+            return true;
         pause_briefly();
     }
+    return false;
+}
+
+tg_lock_outcome
+tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
+{
+    if (spin(segment, self))
+        return TG_LOCK_TAKEN;
     const uint64_t begun_us = tg__boot_now_us();
     uint64_t now_us = begun_us, moved_us = begun_us;
     uint64_t seen_word = 0, seen_generation = 0;
@@ -226,7 +234,6 @@ tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
     for (;;) {
         uint64_t word = atomic_load_explicit(&segment->lock, memory_order_relaxed);
         if (word == 0) {
-            /* Taken with the waiters' bit: others may sleep behind it, and whoever took the bit away woke only us. */
             if (atomic_compare_exchange_weak_explicit(&segment->lock, &word, self | TG_LOCK_WAITERS,
                                                       memory_order_acquire, memory_order_relaxed))
                 return TG_LOCK_TAKEN;
@@ -284,5 +291,9 @@ tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
         sleep_until_freed(segment, word);
         first = false;
         now_us = tg__boot_now_us();
+        /* The lock is anybody's who comes: without spinning again a thread that seldom runs, of very many, could find it
+         * taken each time. Taken with the waiters' bit: others may sleep behind it, and the wake-up was for us alone. */
+        if (spin(segment, self | TG_LOCK_WAITERS))
+            return TG_LOCK_TAKEN;
     }
 }

@@ -279,15 +279,79 @@ append(const tg_area *area, tg_log *log, uint64_t word, uint32_t *spare, tg_chai
     TG_STEP("word appended");
 }
 
+/* Overwrites a counted word. */
+static void
+replace(const tg_area *area, uint32_t block, uint32_t word, uint64_t value)
+{
+    tg__undo_save_word(area, block, word);
+    area->blocks[block].words[word] = value;
+    TG_STEP("word replaced");
+}
+
+/* Puts a hit into the place of the log's newest words, where the arena has no block left. The merged entry takes the later
+ * time, so it holds the limit sooner than the exact log, never later. */
+static bool
+squeeze(const tg_area *area, tg_log *log, const tg_log_change *change)
+{
+    const uint64_t now_us = change->entry.at_us, time = now_us & TG_WORD_TIME;
+    uint64_t cost = change->entry.cost;
+    if (log->first == TG_BLOCK_NONE)
+        return false;
+    if (log->words == 0) {
+        /* Its last block is all it needs; what stands there has expired, but an undone call counts it again. */
+        log->first = log->last;
+        log->first_word = 0;
+        log->words = 2;
+        replace(area, log->last, 0, TG_WORD_COST | cost);
+        replace(area, log->last, 1, time);
+        return true;
+    }
+    tail at = newest_of(area, log, now_us);
+    uint32_t end = end_word(log);
+    if (!change->replace_newest)
+        cost += at.entry.cost;
+    if (at.count == 1 && end < TG_BLOCK_WORDS) {
+        replace(area, at.at[0].block, at.at[0].word, TG_WORD_COST | cost);
+        area->blocks[log->last].words[end] = time;
+        log->words++;
+        return true;
+    }
+    if (at.count == 1) {
+        /* One word at the end of a full block: with the entry before it there is place for two. */
+        uint32_t block = at.at[0].block, word = at.at[0].word;
+        if (log->words < 2 || !step_back(area, &block, &word))
+            return false;
+        const uint32_t last_word = at.at[0].word;
+        const tail before = tail_at(area, block, word, log->words - 1, now_us);
+        cost += before.entry.cost;
+        if (before.count == 1) {
+            replace(area, before.at[0].block, before.at[0].word, TG_WORD_COST | cost);
+            replace(area, log->last, last_word, time);
+            return true;
+        }
+        at = before;
+        log->words--;
+    }
+    replace(area, at.at[0].block, at.at[0].word, TG_WORD_COST | cost);
+    replace(area, at.at[1].block, at.at[1].word, time);
+    return true;
+}
+
 bool
-tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, tg_chain *loose)
+tg__log_squeezes(const tg_log *log, const tg_log_change *change)
+{
+    return log->first != TG_BLOCK_NONE &&
+           (log->words != 1 || log->first_word + 1u < TG_BLOCK_WORDS || change->expired_entries > 0);
+}
+
+bool
+tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, bool squeezed, tg_chain *loose)
 {
     *loose = (tg_chain){ TG_BLOCK_NONE, 0 };
     uint32_t spare = TG_BLOCK_NONE;
-    if (tg__log_grows(log, change)) {
+    if (!squeezed && tg__log_grows(log, change)) {
         spare = block_take(area);
-        if (spare == TG_BLOCK_NONE)
-            return false;
+        squeezed = spare == TG_BLOCK_NONE;
     }
     TG_STEP("block taken");
     if (change->expired_entries > 0)
@@ -298,18 +362,19 @@ tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, tg_
     const bool take_place = newest.count > 0 && (change->replace_newest || newest.entry.cost == 0);
     uint32_t written = change->entry.cost == 1 ? 1 : 2; /* words still to be written, counted from the end of `words` */
     uint64_t added = change->entry.cost;
-    if (take_place) {
+    if (change->replace_newest && newest.count > 0)
+        added = change->entry.cost > newest.entry.cost ? change->entry.cost - newest.entry.cost : 0;
+    if (squeezed) {
+        if (!squeeze(area, log, change))
+            return false;
+        written = 0;
+    } else if (take_place) {
         /* A newest one that was given back held its place only until something newer came. It never shrinks, so that its
          * end stays where it is. */
         if (newest.count > written)
             written = newest.count;
-        for (uint32_t i = 0; i < newest.count; i++, written--) {
-            tg__undo_save_word(area, newest.at[i].block, newest.at[i].word);
-            area->blocks[newest.at[i].block].words[newest.at[i].word] = words[2 - written];
-            TG_STEP("word replaced");
-        }
-        if (change->replace_newest)
-            added = change->entry.cost > newest.entry.cost ? change->entry.cost - newest.entry.cost : 0;
+        for (uint32_t i = 0; i < newest.count; i++, written--)
+            replace(area, newest.at[i].block, newest.at[i].word, words[2 - written]);
     }
     while (written > 0)
         append(area, log, words[2 - written--], &spare, loose);

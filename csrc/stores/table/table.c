@@ -86,7 +86,8 @@ typedef struct plan {
     uint32_t index;
     uint32_t leader; /* the first target of the same state: itself, or an earlier one */
     kind kind;
-    bool bucket; /* an overflow bucket */
+    bool bucket;  /* an overflow bucket */
+    bool squeeze; /* the log has to do with the blocks it has */
     union {
         tg_state state;
         tg_log log;
@@ -145,7 +146,7 @@ make_keys(call *now)
         at->segment = (uint32_t)(at->identity_key[0] >> 58) & (map->segment_count - 1);
         at->rule = target->rule;
         at->leader = (uint32_t)i;
-        at->bucket = false;
+        at->bucket = at->squeeze = false;
         at->loose[0].count = at->loose[1].count = 0;
         if (at->rule->algorithm != TG_DENY)
             now->segments |= UINT64_C(1) << at->segment;
@@ -449,8 +450,9 @@ overflow(const call *now, size_t i, bool writing)
     load(at);
 }
 
-/* Blocks for a log from logs that may be forgotten: all fresh ones that a bounded search meets, else the non-blocking one
- * with the smallest share. Nothing of this call has been written yet, so this is a step of its own. */
+/* Blocks for a log from logs that may be forgotten: all fresh ones that a bounded search meets, else, for a newcomer, the
+ * non-blocking one with the smallest share; a known key can do with the blocks it has. Nothing of this call has been written
+ * yet, so this is a step of its own. */
 static void
 reclaim(const call *now, const plan *at)
 {
@@ -463,7 +465,7 @@ reclaim(const call *now, const plan *at)
         const bool last = i == RECLAIM_ENTRIES || i == area->total;
         uint32_t drop = NO_INDEX;
         if (last) {
-            drop = freed == 0 ? victim : NO_INDEX;
+            drop = freed == 0 && at->kind == KIND_NEW && !at->bucket ? victim : NO_INDEX;
         } else {
             const tg_entry *const entry = &area->entries[index];
             if ((entry->flags & TG_ENTRY_USED) && entry->algorithm == TG_SLIDING_LOG &&
@@ -545,11 +547,12 @@ words_bound(const tg_rule *rule)
     return most + most / 8 + 2 * TG_BLOCK_WORDS;
 }
 
-/* Whether every log of this call that grows in this segment finds a block; `at` has just been decided. */
+/* Whether every log of this call that grows in this segment finds a block; `at` has just been decided. A sixteenth of the
+ * arena is for the overflow buckets alone, as of the entries. */
 static bool
 has_block(const call *now, const plan *at)
 {
-    uint32_t wanted = 1;
+    uint32_t wanted = at->bucket ? 1 : 1 + at->area.block_count / 16;
     for (const plan *other = now->plans; other < at; other++)
         if (other->segment == at->segment && other->leader == (uint32_t)(other - now->plans) &&
             other->rule->algorithm == TG_SLIDING_LOG && (other->kind == KIND_FOUND || other->kind == KIND_NEW) &&
@@ -603,6 +606,10 @@ again:
             reclaim(now, at);
         }
         if (!has_block(now, at)) {
+            /* A known key goes on in its own log, less finely: in a bucket it would be given its limit once more. */
+            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log, &at->change);
+            if (at->squeeze)
+                return;
             overflow(now, i, writing);
             goto again;
         }
@@ -696,7 +703,7 @@ write_target(const call *now, plan *at)
         occupy(now, at);
     if (is_log(at)) {
         /* Room was sure; only a damaged free list can say no, and then the hit is let through uncounted. */
-        if (!tg__log_apply(&at->area, &at->log, &at->change, &at->loose[0]))
+        if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0]))
             return;
         tg_pressure pressure = pressure_after_hit(at);
         if (at->verdict.remaining == 0) {

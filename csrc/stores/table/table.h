@@ -130,9 +130,12 @@ typedef struct tg_chain {
     uint32_t first, count;
 } tg_chain;
 
-/* Does a change: words go where the log's old end was or beyond (saved where something is overwritten); `log` becomes the
- * new state for the caller to store; `loose` the blocks it no longer needs. false: no block was left, nothing was done. */
-bool tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, tg_chain *loose);
+/* Whether a hit can go into the place of the newest words, where no block is left. */
+bool tg__log_squeezes(const tg_log *log, const tg_log_change *change);
+/* Does a change: words go where the log's old end was or beyond (saved where something is overwritten), with `squeezed` or
+ * without a block left into its newest words; `log` becomes the new state for the caller to store; `loose` the blocks it no
+ * longer needs. false: no place, the log's words are as they were. */
+bool tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, bool squeezed, tg_chain *loose);
 /* Gives units back by the reference's order, at most as many as one undo record holds words; returns what of `cost` is
  * still to be given. The caller stores *log, settles, and calls again while *more. */
 uint64_t tg__log_refund(const tg_area *area, const tg_rule *rule, tg_log *log, uint64_t now_us, uint64_t cost, bool own,
