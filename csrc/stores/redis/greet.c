@@ -119,8 +119,12 @@ see_role(tg_redis_store *store, const redisReply *reply, tg_error *error)
 }
 
 static tg_trouble
-see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, tg_error *error)
+see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, char *set_refused, tg_error *error)
 {
+    if (reply->type == REDIS_REPLY_NIL && *set_refused) {
+        const redisReply refusal = { .type = REDIS_REPLY_ERROR, .str = set_refused };
+        return refuse(store, "SET " SECRET_KEY, &refusal, error);
+    }
     if (reply->type != REDIS_REPLY_STRING || reply->len == 0 || reply->len >= sizeof store->secret)
         return refuse(store, "GET " SECRET_KEY, reply, error);
     pthread_mutex_lock(&store->lock);
@@ -203,13 +207,14 @@ see_check(tg_redis_store *store, const redisReply *reply, tg_error *error)
     return TG__TROUBLE_SETUP;
 }
 
-typedef struct tg_script_names {
-    size_t count;
+typedef struct tg_seen {
+    size_t sha_count;
     char sha[TG__SCRIPTS][41];
-} tg_script_names;
+    char set_refused[160]; /* why the secret could not be set; empty: it could, or was there */
+} tg_seen;
 
 static tg_trouble
-see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply *reply, tg_script_names *names,
+see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply *reply, tg_seen *seen,
     tg_error *error)
 {
     switch (step) {
@@ -219,10 +224,13 @@ see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply
         return reply->type == REDIS_REPLY_STATUS ? TG__TROUBLE_NONE : refuse(store, "SELECT", reply, error);
     case STEP_ROLE:
         return see_role(store, reply, error);
-    case STEP_SECRET_SET: /* nil: there is one already */
-        return reply->type == REDIS_REPLY_ERROR ? refuse(store, "SET " SECRET_KEY, reply, error) : TG__TROUBLE_NONE;
+    case STEP_SECRET_SET:
+        /* nil: there is one already. A full server refuses even then, so GET tells whether that matters. */
+        if (reply->type == REDIS_REPLY_ERROR)
+            tg__text_show(tg_text_of(reply->str), seen->set_refused, sizeof seen->set_refused);
+        return TG__TROUBLE_NONE;
     case STEP_SECRET_GET:
-        return see_secret(store, wire, reply, error);
+        return see_secret(store, wire, reply, seen->set_refused, error);
     case STEP_SERVER:
         return see_server(store, reply, error);
     case STEP_MEMORY:
@@ -232,7 +240,7 @@ see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply
     default:
         if (reply->type != REDIS_REPLY_STRING || reply->len != 40)
             return refuse(store, "EVAL", reply, error);
-        memcpy(names->sha[names->count++], reply->str, 41);
+        memcpy(seen->sha[seen->sha_count++], reply->str, 41);
         return TG__TROUBLE_NONE;
     }
 }
@@ -270,20 +278,20 @@ tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us
     explicit_bzero(greeting.resp.data, greeting.resp.length);
     free(greeting.resp.data);
     explicit_bzero(secret, sizeof secret);
-    tg_script_names names = { .count = 0 };
+    tg_seen seen = { .sha_count = 0 };
     for (size_t i = 0; trouble == TG__TROUBLE_NONE && i < greeting.count; i++) {
         redisReply *reply = NULL;
         trouble = tg__wire_reply(wire, deadline_us, &reply, error);
         if (trouble != TG__TROUBLE_NONE)
             break;
-        trouble = see(store, wire, (enum step)greeting.steps[i], reply, &names, error);
+        trouble = see(store, wire, (enum step)greeting.steps[i], reply, &seen, error);
         freeReplyObject(reply);
     }
     if (trouble == TG__TROUBLE_NONE && whole) {
         /* Several threads may greet at once; what is read without the lock is written once. */
         pthread_mutex_lock(&store->lock);
         if (!atomic_load(&store->scripts_known))
-            memcpy(store->sha, names.sha, sizeof store->sha);
+            memcpy(store->sha, seen.sha, sizeof store->sha);
         atomic_store_explicit(&store->scripts_known, true, memory_order_release);
         pthread_mutex_unlock(&store->lock);
     }

@@ -119,6 +119,8 @@ a_full_redis_fails_writes_by_policy_and_still_denies(void **unused)
     assert_true(noticed("store-failing", "OOM"));
     for (int i = 0; i < 10; i++)
         assert_false(hit(one.limiter, "a").degraded); /* it answers: no pause */
+    server_ask(&redis, NULL, "CLIENT KILL TYPE normal SKIPME yes");
+    assert_false(hit(one.limiter, "a").degraded); /* nor does a new connection need to write anything */
     server_ask(&redis, NULL, "CONFIG SET maxmemory 0");
     assert_false(hit(one.limiter, "b").degraded);
     site_close(&one);
