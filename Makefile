@@ -22,14 +22,23 @@ $(error VARIANT is plain, asan or tsan, not "$(VARIANT)")
 endif
 ifneq ($(VARIANT),plain)
 override B := $(B)/$(VARIANT)
-CFLAGS = -O1 -g
+# Instrumented, gcc no longer sees how large a printed number can be and warns of what cannot happen.
+CFLAGS = -O1 -g -Wno-format-truncation
 endif
+
+# One short line a file; V=1 shows the commands, -s nothing.
+ifeq ($(V),1)
+Q =
+else
+Q = @
+endif
+SAY = $(if $(and $(Q),$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,yes)),@printf '  %-6s %s\n' $(1) $(2))
 
 # pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
 PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
 PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS)))$(PKG_LIBS)
 TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
-TG_CFLAGS = $(CFLAGS) $(WARN) -fPIC -fvisibility=hidden -pthread $(SAN)
+TG_CFLAGS = $(WARN) $(CFLAGS) -fPIC -fvisibility=hidden -pthread $(SAN)
 TG_LDLIBS = $(LDLIBS) $(PKG_LIBS) -pthread
 COMPILE = $(CC) $(TG_CPPFLAGS) $(TG_CFLAGS) -MMD -MP
 
@@ -44,6 +53,10 @@ FCGI_SRC := $(sort $(wildcard fcgi/*.c))
 FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
 # A source without a main() is a piece that others include.
 TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exec grep -lE '^(int )?main\b' {} +))
+# Under the thread sanitizer only what has threads.
+ifeq ($(VARIANT),tsan)
+TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_SRC) /dev/null))
+endif
 # A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
 HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
@@ -81,14 +94,16 @@ programs: $(PROGRAMS) ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(COMPILE) -c $< -o $@
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) -c $< -o $@
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
-	$(COMPILE) -DTG_TEST_HOOKS -c $< -o $@
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) -DTG_TEST_HOOKS -c $< -o $@
 
 $(B)/lib/libtidegate.a: $(LIB_OBJ)
 $(B)/lib/libtidegate-hooks.a: $(HOOKS_OBJ)
@@ -96,26 +111,29 @@ $(B)/lib/fcgi-room.a: $(FCGI_ROOM_OBJ)
 $(B)/lib/%.a:
 	@mkdir -p $(@D)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(call SAY,AR,$@)
+	$(Q)$(AR) rcs $@ $^
 
 # Linked under its versioned name, so that a program built against it asks for that one.
 $(B)/lib/libtidegate.so: $(LIB_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(TG_CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libtidegate.so.0 -Wl,-z,defs $^ $(TG_LDLIBS) -o $@.0
-	ln -sf libtidegate.so.0 $@
+	$(call SAY,LD,$@)
+	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libtidegate.so.0 -Wl,-z,defs $^ $(TG_LDLIBS) -o $@.0
+	@ln -sf libtidegate.so.0 $@
 
 # Relative to itself: the folder can be moved, and `make install` writes the same file.
 $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	@mkdir -p $(@D) $(B)/include
-	cp csrc/include/tidegate.h $(B)/include/
-	printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
+	@cp csrc/include/tidegate.h $(B)/include/
+	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: tidegate' 'Description: one rate limiter for every part of a site' 'Version: $(VERSION)' \
 	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
 
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
 	@mkdir -p $(@D)
-	$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
+	$(call SAY,LD,$@)
+	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
 PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
@@ -124,7 +142,8 @@ PYTHON_STAMP = .venv/.tidegate-built
 python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
 $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	@test -x $(PYTHON) || .ci/setup test
-	$(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
+	$(call SAY,PYTHON,.venv)
+	$(Q)$(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 install: lib programs ## copy library, header and programs under PREFIX (DESTDIR is honoured)
@@ -146,7 +165,8 @@ archives = $(if $(filter tests/c/fcgi/% tests/fcgi/%,$(1)),$(B)/lib/fcgi-room.a)
 define test_rule
 $(call test_bin,$(1)): $(1) $(call archives,$(1))
 	@mkdir -p $$(@D)
-	$$(COMPILE) $(if $(filter $(1),$(HOOKED_SRC)),-DTG_TEST_HOOKS) $(1) $(call archives,$(1)) -lcmocka $$(LDFLAGS) \
+	$$(call SAY,CC,$$@)
+	$$(Q)$$(COMPILE) $(if $(filter $(1),$(HOOKED_SRC)),-DTG_TEST_HOOKS) $(1) $(call archives,$(1)) -lcmocka $$(LDFLAGS) \
 	    $$(TG_LDLIBS) -o $$@
 endef
 $(foreach source,$(TEST_SRC),$(eval $(call test_rule,$(source))))
@@ -170,13 +190,15 @@ FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recove
 FUZZ_OBJ := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(LIB_SRC) $(FCGI_ROOM_SRC))
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(FUZZ_COMPILE) -fsanitize=fuzzer-no-link,address,undefined -c $< -o $@
+	$(call SAY,CLANG,$@)
+	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer-no-link,address,undefined -c $< -o $@
 $(B)/fuzz/room.a: $(FUZZ_OBJ)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $^
 $(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
 	@mkdir -p $(@D)
-	$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
+	$(call SAY,CLANG,$@)
+	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
@@ -193,11 +215,13 @@ bench: ## print the measured table of budgets beside limits, throttled-py and sl
 bench-programs: $(BENCH_BIN) $(B)/bench/empty_method.so
 $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a)
 	@mkdir -p $(@D)
-	$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
-	$(CC) $(TG_CFLAGS) -fvisibility=default -shared \
+	$(call SAY,CC,$@)
+	$(Q)$(CC) $(TG_CFLAGS) -fvisibility=default -shared \
 	    -I$$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("include"))') $< -o $@
 
 bench-instructions: ## count instructions of one decision with callgrind: the same on every machine

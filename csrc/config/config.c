@@ -69,8 +69,8 @@ unknown_key(const reader *r, const tg_node *key, const keys *allowed)
                             allowed->where, tg__words_list(allowed->known, list, sizeof list));
 }
 
-/* Sorts a mapping's values by key: values[i] belongs to known[i], NULL where it is not given. Every key is known and stands
- * there once, or it is an error. */
+/* Sorts a mapping's values by key: values[i] belongs to known[i], NULL where it is not given. Every key is known and
+ * stands there once, or it is an error. */
 static tg_status
 read_keys(const reader *r, const tg_node *map, const keys *allowed, const tg_node *values[KEYS_MAX])
 {
@@ -86,8 +86,10 @@ read_keys(const reader *r, const tg_node *map, const keys *allowed, const tg_nod
         if (index == SIZE_MAX)
             return unknown_key(r, key, allowed);
         if (names[index])
-            return tg__source_error(&r->source, key->at, "found \"%s\" a second time in %s: it already stands in line %u",
-                                    allowed->known[index], allowed->where, tg__source_line(&r->source, names[index]->at));
+            return tg__source_error(&r->source, key->at,
+                                    "found \"%s\" a second time in %s: it already stands in line %u",
+                                    allowed->known[index], allowed->where,
+                                    tg__source_line(&r->source, names[index]->at));
         if (tg__node_is_nothing(key->next))
             return tg__source_error(&r->source, key->at, "found nothing behind \"%s:\", expected a value or no key",
                                     allowed->known[index]);
@@ -174,7 +176,8 @@ read_name(const reader *r, const tg_node *node, const char *what, char name[TG_N
                c == '-';
     }
     if (!good)
-        return tg__source_error(&r->source, node->at, "found %s, expected %s: 1 to %d of the characters A-Z a-z 0-9 _ . -",
+        return tg__source_error(&r->source, node->at,
+                                "found %s, expected %s: 1 to %d of the characters A-Z a-z 0-9 _ . -",
                                 tg__node_show(node, shown, sizeof shown), what, TG_NAME_BYTES_MAX);
     memcpy(name, node->text.data, node->text.length);
     name[node->text.length] = '\0';
@@ -191,8 +194,8 @@ read_choice(const reader *r, const tg_node *node, const char *const *words, size
     if (*choice != SIZE_MAX)
         return TG_OK;
     const char *near = node->kind == TG_NODE_SCALAR ? tg__word_nearest(node->text, words) : NULL;
-    return tg__source_error(&r->source, node->at, "found %s, expected %s%s%s%s", tg__node_show(node, shown, sizeof shown),
-                            list, near ? ": did you mean \"" : "", near ? near : "", near ? "\"?" : "");
+    return tg__source_error(&r->source, node->at, "found %s, expected %s%s%s%s",
+                            tg__node_show(node, shown, sizeof shown), list, near ? ": did you mean \"" : "", near ? near : "", near ? "\"?" : "");
 }
 
 static tg_status
@@ -373,7 +376,8 @@ read_by(const reader *r, const tg_node *node, tg_policy *policy)
     tg_status status = TG_OK;
     policy->by_count = 1;
     if (node)
-        status = want_entries(r, node, "what to count by (\"ip\", \"user|ip\", \"ip+route\")", &entry, &policy->by_count);
+        status = want_entries(r, node, "what to count by (\"ip\", \"user|ip\", \"ip+route\")", &entry,
+                              &policy->by_count);
     if (status != TG_OK)
         return status;
     if (policy->by_count > TG_DIMENSIONS_MAX)
@@ -432,8 +436,9 @@ read_policy(const reader *r, const tg_node *node, tg_policy *policy)
     if (status == TG_OK)
         status = read_by(r, values[BY], policy);
     if (status == TG_OK && policy->rule_count * policy->by_count > TG_TARGETS_MAX)
-        return tg__source_error(&r->source, node->at, "policy \"%s\" has %zu rules for each of %zu dimensions, expected "
-                                                      "at most %d pairs of them",
+        return tg__source_error(&r->source, node->at,
+                                "policy \"%s\" has %zu rules for each of %zu dimensions, expected at most %d pairs of "
+                                "them",
                                 policy->name, policy->rule_count, policy->by_count, TG_TARGETS_MAX);
     if (status == TG_OK)
         status = read_choices(r, values[ON_FAILURE], values[ON_FULL], values[MISSING], policy);
@@ -554,14 +559,16 @@ read_proxies(const reader *r, const tg_node *node)
     const tg_node *entry;
     if (node->kind == TG_NODE_LIST && node->count == 0)
         return TG_OK; /* nobody, said in so many words */
-    tg_status status = want_entries(r, node, "a network (\"10.0.0.0/8\", \"unix:\")", &entry, &config->trusted_proxy_count);
+    tg_status status = want_entries(r, node, "a network (\"10.0.0.0/8\", \"unix:\")", &entry,
+                                    &config->trusted_proxy_count);
     if (status != TG_OK)
         return status;
     config->trusted_proxies = tg__arena_take(r->kept, config->trusted_proxy_count * sizeof *config->trusted_proxies);
     if (!config->trusted_proxies)
         return no_memory(r);
     for (size_t i = 0; entry && status == TG_OK; entry = after(node, entry), i++) {
-        status = check_client(r, entry, &(tg_client_options){ .trusted_proxies = &entry->text, .trusted_proxy_count = 1 });
+        status = check_client(r, entry,
+                              &(tg_client_options){ .trusted_proxies = &entry->text, .trusted_proxy_count = 1 });
         if (status == TG_OK)
             status = keep_text(r, entry->text, &config->trusted_proxies[i]);
     }
@@ -588,8 +595,8 @@ read_file(reader *r, const tg_node *root)
     enum { STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, DEFAULTS, POLICIES };
     static const char *const known[] = { "store",       "namespace", "trusted_proxies", "client_header",
                                          "user_header", "defaults",  "policies",        NULL };
-    static const char *const later[] = { "include", "plans",  "headers",       "body",       "log_decisions", "pause_when",
-                                         "exempt",  "deny",   "secret",        "reset_format", "mode",        NULL };
+    static const char *const later[] = { "include", "plans", "headers", "body",         "log_decisions", "pause_when",
+                                         "exempt",  "deny",  "secret",  "reset_format", "mode",          NULL };
     static const keys allowed = { "the rules file", known, later };
     tg_config *config = r->config;
     const tg_node *values[KEYS_MAX];
@@ -705,7 +712,8 @@ tg__config_read(const char *path, tg_config **config, tg_error *error)
     status = read_all(fd, path, buffer, &length, error);
     if (status != TG_OK)
         goto done;
-    /* An editor that writes in place may have written half: half a list of policies is a good file that lets much through. */
+    /* An editor that writes in place may have written half: half a list of policies is a good file that lets much
+     * through. */
     if (fstat(fd, &since) == -1 || since.st_size != before.st_size || since.st_mtim.tv_sec != before.st_mtim.tv_sec ||
         since.st_mtim.tv_nsec != before.st_mtim.tv_nsec || (off_t)length < before.st_size)
         status = tg__error(error, TG_E_CONFIG, "%s: the rules file was being written while it was read: read it again",

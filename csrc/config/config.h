@@ -40,14 +40,14 @@ typedef struct tg_config {
 #define TG_CONFIG_DEPTH_MAX 16
 #define TG_POLICIES_MAX 1024
 
-/* Every error is TG_E_CONFIG with line and column, the message "PATH:LINE:COLUMN: found, expected". Everything is checked
- * here that can be: rule texts, `by`, networks, names, duplicates, unknown keys (with the nearest known one). */
+/* Every error is TG_E_CONFIG with line and column, the message "PATH:LINE:COLUMN: found, expected". Everything is
+ * checked here that can be: rule texts, `by`, networks, names, duplicates, unknown keys (with the nearest known one). */
 tg_status tg__config_read(const char *path, tg_config **config, tg_error *error);
 tg_status tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error);
 void tg__config_close(tg_config *config);
 
-/* Indexes of the policies that apply: the first match, and matches marked `also` (before or after it). Returns how many,
- * at most TG_LIMITERS_MAX. Never allocates. */
+/* Indexes of the policies that apply: the first match, and matches marked `also` (before or after it). Returns how
+ * many, at most TG_LIMITERS_MAX. Never allocates. */
 size_t tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX]);
 
 #endif

@@ -20,7 +20,7 @@ least(unsigned a, unsigned b)
 unsigned
 tg__word_distance(tg_text a, tg_text b, unsigned most)
 {
-    unsigned rows[3][WORD_BYTES_MAX + 1]; /* of the table of distances between beginnings: two back, one back, this one */
+    unsigned rows[3][WORD_BYTES_MAX + 1]; /* distances between beginnings: two rows back, one back, this one */
     if (a.length > WORD_BYTES_MAX || b.length > WORD_BYTES_MAX)
         return most + 1;
     for (unsigned j = 0; j <= b.length; j++)

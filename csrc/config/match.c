@@ -76,8 +76,8 @@ begins(tg_text text, tg_text with)
     return text.length >= with.length && (with.length == 0 || memcmp(text.data, with.data, with.length) == 0);
 }
 
-/* First and last piece stand at the ends; each piece between them is taken where it is found first. That never has to be
- * taken back, so the time is linear whatever pattern and path are. */
+/* First and last piece stand at the ends; each piece between them is taken where it is found first. That never has to
+ * be taken back, so the time is linear whatever pattern and path are. */
 bool
 tg__pattern_meets(const tg_pattern *pattern, tg_text text)
 {

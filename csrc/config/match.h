@@ -18,8 +18,8 @@ struct tg_match {
     size_t path_count, host_count, method_count;
 };
 
-/* Compile one written pattern. The spelling is that of requests: paths decoded, folded, without a '/' at the end; hosts in
- * lower case. `fault` tells what is wrong with it, NULL when nothing is. false: out of memory. */
+/* Compile one written pattern. The spelling is that of requests: paths decoded, folded, without a '/' at the end;
+ * hosts in lower case. `fault` tells what is wrong with it, NULL when nothing is. false: out of memory. */
 bool tg__pattern_path(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault);
 bool tg__pattern_host(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault);
 bool tg__pattern_meets(const tg_pattern *pattern, tg_text text);

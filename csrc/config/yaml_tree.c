@@ -51,8 +51,8 @@ tg__source_error(const tg_source *source, size_t at, const char *format, ...)
     return TG_E_CONFIG;
 }
 
-/* libyaml counts characters, we count bytes. Marks go forward with a few steps back, so we walk from the last place: from
- * the beginning each time a megabyte would take minutes. */
+/* libyaml counts characters, we count bytes. Marks go forward with a few steps back, so we walk from the last place:
+ * from the beginning each time a megabyte would take minutes. */
 typedef struct places {
     tg_text text;
     size_t characters, bytes;

@@ -26,9 +26,9 @@ typedef struct tg_node {
     struct tg_node *next;
 } tg_node;
 
-/* One document of scalars, lists and maps: no anchors, aliases, tags, merge keys; 1 MiB, depth 16. *root is NULL where the
- * document is empty. TG_E_CONFIG with line and column, TG_E_NOMEM. Whether keys repeat is for the reader to see, who knows
- * which there are. */
+/* One document of scalars, lists and maps: no anchors, aliases, tags, merge keys; 1 MiB, depth 16. *root is NULL
+ * where the document is empty. TG_E_CONFIG with line and column, TG_E_NOMEM. Whether keys repeat is for the reader to
+ * see, who knows which there are. */
 tg_status tg__yaml_read(const tg_source *source, tg_node **root);
 
 /* Fills the error with "PATH:LINE:COLUMN: ...". Returns TG_E_CONFIG. */
@@ -36,8 +36,8 @@ tg_status tg__source_error(const tg_source *source, size_t at, const char *forma
     __attribute__((format(printf, 3, 4)));
 /* Line (from 1) of a byte of the text. */
 unsigned tg__source_line(const tg_source *source, size_t at);
-/* Where byte `offset` of a scalar's value stands in the text: exact for scalars on one line without escapes, else where the
- * scalar begins. */
+/* Where byte `offset` of a scalar's value stands in the text: exact for scalars on one line without escapes, else
+ * where the scalar begins. */
 size_t tg__node_at(const tg_source *source, const tg_node *scalar, size_t offset);
 /* A value that is not there: "key:" with nothing behind it, "~", "null". */
 bool tg__node_is_nothing(const tg_node *node);

@@ -17,8 +17,8 @@ typedef struct snapshot {
     size_t limiter_count;
 } snapshot;
 
-/* Client options outlive their reading: limiters given out by tg_gate_limiter borrow them. A reading with the same options
- * as the one before shares its entry, so the list grows only when the options change. */
+/* Client options outlive their reading: limiters given out by tg_gate_limiter borrow them. A reading with the same
+ * options as the one before shares its entry, so the list grows only when the options change. */
 typedef struct client_entry {
     tg_client *client;
     struct client_entry *next;
@@ -43,8 +43,8 @@ struct tg_gate {
     tg_store *store;
     client_entry *clients; /* the newest first */
     const tg_client *first_client;
-    /* Which slot is in force, and how many judges hold it, in one word: taking both is one instruction, so there is no moment
-     * at which a judge has read the slot but not pinned it. */
+    /* Which slot is in force, and how many judges hold it, in one word: taking both is one instruction, so there is
+     * no moment at which a judge has read the slot but not pinned it. */
     _Atomic uint64_t in_force;
     slot slots[SLOTS];
     _Atomic uint64_t generation;
@@ -97,8 +97,8 @@ snapshot_close(snapshot *old)
     free(old);
 }
 
-/* The pins of a snapshot out of force are over: it goes. Only ever called under the reload lock, so no judge frees. The slot
- * lets go first: a child forked in the middle then has a snapshot too many, and not one half freed. */
+/* The pins of a snapshot out of force are over: it goes. Only ever called under the reload lock, so no judge frees.
+ * The slot lets go first: a child forked in the middle then has a snapshot too many, and not one half freed. */
 static void
 collect(tg_gate *gate)
 {
@@ -130,8 +130,8 @@ publish(tg_gate *gate, snapshot *made)
 
 /* ---- the reload lock ---- */
 
-/* Of our own, because a child forked while another thread was reloading has to be able to reload all the same: the holder's
- * process tells it that nobody here holds the lock. Reloading is rare, so waiting is a short sleep. */
+/* Of our own, because a child forked while another thread was reloading has to be able to reload all the same: the
+ * holder's process tells it that nobody here holds the lock. Reloading is rare, so waiting is a short sleep. */
 static void
 lock(tg_gate *gate)
 {
@@ -224,7 +224,8 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         *error = fault;
         return status;
     }
-    tg__error(error, TG_E_CONFIG, "%s:%u:1: policy \"%s\": %s", config->path, policy->line, policy->name, fault.message);
+    tg__error(error, TG_E_CONFIG, "%s:%u:1: policy \"%s\": %s", config->path, policy->line, policy->name,
+              fault.message);
     error->line = policy->line;
     error->column = 1;
     return TG_E_CONFIG;
@@ -438,7 +439,8 @@ no_such_policy(const tg_config *config, tg_text name, tg_error *error)
     char names[300] = "", shown[TG_NAME_BYTES_MAX + 1];
     size_t used = 0;
     for (size_t i = 0; i < config->policy_count && used < sizeof names; i++) {
-        const int written = snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", config->policies[i].name);
+        const int written = snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "",
+                                     config->policies[i].name);
         used += written > 0 ? (size_t)written : 0;
     }
     return tg__error(error, TG_E_CONFIG, "no policy \"%s\" in the rules file, which has: %s",

@@ -1,6 +1,6 @@
 /* What goes to the client: status, fields, body. Every face sends exactly this, so that a client sees one limiter.
- * Must not enter: sockets, frameworks, who asked. Plain text writing without printf: an allowed request's fields are made on
- * every request. */
+ * Must not enter: sockets, frameworks, who asked. Plain text writing without printf: an allowed request's fields are
+ * made on every request. */
 #include "base/base.h"
 
 #define SECOND_US UINT64_C(1000000)
@@ -38,8 +38,8 @@ put_number(writer *out, uint64_t number)
     put(out, (tg_text){ at, (size_t)(digits + sizeof digits - at) });
 }
 
-/* Into a JSON string, and into a quoted string of a header: both escape '"' and '\' alike. What is not printable ASCII is
- * left out: control characters fit in neither, and of other bytes nobody knows the encoding. */
+/* Into a JSON string, and into a quoted string of a header: both escape '"' and '\' alike. What is not printable
+ * ASCII is left out: control characters fit in neither, and of other bytes nobody knows the encoding. */
 static void
 put_escaped(writer *out, tg_text text)
 {
@@ -118,8 +118,8 @@ code_of(tg_outcome outcome)
     return "RATE_LIMITED";
 }
 
-/* A 401 has to name a way to identify oneself (RFC 9110 15.5.2). A missing header is named; anything else is a matter of
- * signing in, for which Bearer does not make browsers ask for a password. */
+/* A 401 has to name a way to identify oneself (RFC 9110 15.5.2). A missing header is named; anything else is a matter
+ * of signing in, for which Bearer does not make browsers ask for a password. */
 static void
 add_challenge(writer *out, tg_text missing)
 {

@@ -1,6 +1,6 @@
-/* Network addresses: text to bytes and back. An own parser, because inet_pton wants a terminated string, knows nothing of
- * ports, brackets and zones, and costs several times as much on the path of every request.
- * Must not enter: requests, headers. */
+/* Network addresses: text to bytes and back. An own parser, because inet_pton wants a terminated string, knows
+ * nothing of ports, brackets and zones, and costs several times as much on the path of every request. Must not enter:
+ * requests, headers. */
 #include "identity/address.h"
 
 #include <limits.h>
@@ -178,7 +178,8 @@ tg__address_parse_node(tg_text text, tg_address *address)
         if (!close || (close + 1 < end && (close[1] != ':' || !is_port(close + 2, end))))
             return false;
         text = (tg_text){ text.data + 1, (size_t)(close - text.data) - 1 };
-        return cut_zone(&text) && text.length && memchr(text.data, ':', text.length) && tg__address_parse(text, address);
+        return cut_zone(&text) && text.length && memchr(text.data, ':', text.length) &&
+               tg__address_parse(text, address);
     }
     const char *colon = memchr(text.data, ':', text.length);
     if (colon && !memchr(colon + 1, ':', (size_t)(end - colon) - 1)) { /* one colon: IPv4 and a port */

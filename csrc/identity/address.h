@@ -16,8 +16,9 @@ typedef struct tg_network {
     unsigned bits;      /* of 128, also for IPv4 */
 } tg_network;
 
-/* One address alone: no port, brackets, zone or space around it. IPv4-mapped and NAT64 (64:ff9b::/96) come out as IPv4.
- * false: anything else. Decimal parts with leading zeros are refused: one parser reads them as octal, the next does not. */
+/* One address alone: no port, brackets, zone or space around it. IPv4-mapped and NAT64 (64:ff9b::/96) come out as
+ * IPv4. false: anything else. Decimal parts with leading zeros are refused: one parser reads them as octal, the next
+ * does not. */
 bool tg__address_parse(tg_text text, tg_address *address);
 /* The same as servers and gateways write it: "192.0.2.1:1111", "[2001:db8::1]:443", "fe80::1%eth0", spaces around. */
 bool tg__address_parse_node(tg_text text, tg_address *address);

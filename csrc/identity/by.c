@@ -201,8 +201,8 @@ tg__by_names(const tg_by *by, const char *kind)
     return false;
 }
 
-/* Where values that need another spelling are written. One `by` names a kind once per alternative, so one place for each
- * is enough. */
+/* Where values that need another spelling are written. One `by` names a kind once per alternative, so one place for
+ * each is enough. */
 typedef struct scratch {
     char address[TG_ADDRESS_TEXT_MAX];
     char host[TG_HOST_BYTES_MAX];

@@ -26,7 +26,8 @@ is_near(const char *a, size_t a_length, const char *b)
     while (tail < a_length - head && tail < b_length - head && a[a_length - 1 - tail] == b[b_length - 1 - tail])
         tail++;
     const size_t a_rest = a_length - head - tail, b_rest = b_length - head - tail;
-    return (a_rest <= 1 && b_rest <= 1) || (a_rest == 2 && b_rest == 2 && a[head] == b[head + 1] && a[head + 1] == b[head]);
+    return (a_rest <= 1 && b_rest <= 1) ||
+           (a_rest == 2 && b_rest == 2 && a[head] == b[head + 1] && a[head + 1] == b[head]);
 }
 
 static tg_status
@@ -68,8 +69,9 @@ fill(tg_client *client, const tg_client_options *options, tg_error *error)
     char shown[TG_NAME_BYTES_MAX + 1];
     *client = tg__client_default;
     if (options->ipv4_prefix > 32 || options->ipv6_prefix > 128)
-        return tg__error(error, TG_E_CONFIG, "an address prefix is out of bounds: expected 1..32 for IPv4 (found %u) and "
-                                             "1..128 for IPv6 (found %u)",
+        return tg__error(error, TG_E_CONFIG,
+                         "an address prefix is out of bounds: expected 1..32 for IPv4 (found %u) and 1..128 for IPv6 "
+                         "(found %u)",
                          options->ipv4_prefix, options->ipv6_prefix);
     if (options->ipv4_prefix)
         client->ipv4_prefix = options->ipv4_prefix;
@@ -265,8 +267,8 @@ is_trusted(const tg_client *client, const hop *at)
     return at->local ? client->trusts_local : trusts_address(client, &at->address);
 }
 
-/* Moves `at` from the trusted peer to the client: leftwards as long as the hop that wrote an entry is itself trusted. The
- * last hop that could be read stays. */
+/* Moves `at` from the trusted peer to the client: leftwards as long as the hop that wrote an entry is itself trusted.
+ * The last hop that could be read stays. */
 static void
 walk(const tg_client *client, const tg_request *request, hop *at)
 {
@@ -279,8 +281,8 @@ walk(const tg_client *client, const tg_request *request, hop *at)
     }
     tg_header_lines lines = tg__header_lines(request, &client->header);
     while (tg__header_previous(&lines, &value)) {
-        /* An empty line is an empty entry: a proxy that cannot name its peer may write just that, and what stands to the
-         * left of it is then nobody's word. */
+        /* An empty line is an empty entry: a proxy that cannot name its peer may write just that, and what stands to
+         * the left of it is then nobody's word. */
         if (!value.data)
             value = (tg_text){ "", 0 };
         while (tg__list_last(&value, client->kind == TG_CLIENT_HEADER_FORWARDED, &element)) {
@@ -301,8 +303,8 @@ walk(const tg_client *client, const tg_request *request, hop *at)
     }
 }
 
-/* Once for a peer that is likely the operator's own proxy, once for any other: a stranger's forged header must not use up
- * the word that would have told of a forgotten setting. */
+/* Once for a peer that is likely the operator's own proxy, once for any other: a stranger's forged header must not
+ * use up the word that would have told of a forgotten setting. */
 static void
 mention_untrusted(const tg_client *client, const tg_request *request, const hop *peer)
 {
@@ -318,8 +320,8 @@ mention_untrusted(const tg_client *client, const tg_request *request, const hop 
     if (!peer->local)
         tg__address_text(&peer->address, 32, 128, text);
     tg__notice("forwarded-from-untrusted",
-               "%s sent %s but is not among trusted_proxies, so the header is ignored and the peer itself is counted; if "
-               "it is your proxy, add \"%s\" to trusted_proxies, or all its clients share one count",
+               "%s sent %s but is not among trusted_proxies, so the header is ignored and the peer itself is counted; "
+               "if it is your proxy, add \"%s\" to trusted_proxies, or all its clients share one count",
                text, client->header.text, text);
 }
 

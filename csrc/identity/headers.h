@@ -14,9 +14,9 @@ typedef struct tg_header_name {
 /* false: empty, too long, or not a token of RFC 9110 5.6.2. */
 bool tg__header_name(tg_text written, tg_header_name *name);
 
-/* Lines of one name. Where a line is spelt with '-', lines of the same name spelt with '_' do not count: a client can send
- * "X_Forwarded_For" past a proxy that guards only "X-Forwarded-For", and a server that maps one to the other (CGI) knows
- * only the '_' spelling anyway. */
+/* Lines of one name. Where a line is spelt with '-', lines of the same name spelt with '_' do not count: a client can
+ * send "X_Forwarded_For" past a proxy that guards only "X-Forwarded-For", and a server that maps one to the other
+ * (CGI) knows only the '_' spelling anyway. */
 typedef struct tg_header_lines {
     const tg_request *request;
     const tg_header_name *name;

@@ -199,5 +199,11 @@ PyObject *tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t
 PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
+
+/* ---- send.c ---- */
+
+PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
 
 #endif

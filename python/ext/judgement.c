@@ -143,6 +143,12 @@ list_fields(PyObject *object, bool text)
     return list;
 }
 
+PyObject *
+tgpy_judgement_fields(PyObject *judgement)
+{
+    return list_fields(judgement, false);
+}
+
 static PyObject *
 get_fields(PyObject *self, void *Py_UNUSED(closure))
 {

@@ -95,6 +95,13 @@ static PyMethodDef module_methods[] = {
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
       "The client's address as it is counted: proxies walked, mapped addresses unmapped, IPv6 cut to its prefix.\n\n"
       "Raises IdentityError for a local socket that is not trusted, or a peer that is no address." },
+    { FAST(asgi_send), METH_FASTCALL,
+      "asgi_send($module, judgements, send, /)\n--\n\n"
+      "A `send` for an ASGI application: calls `send`, and puts the fields of the judgements that the list holds by then on\n"
+      "the message that opens the answer, in place of fields of the same name. The message itself is not changed." },
+    { "shown", tgpy_shown, METH_O,
+      "shown($module, judgements, /)\n--\n\n"
+      "The judgement of a list whose fields a client sees: the tightest, by the smallest remaining, then the longest reset." },
     { "take_notices", tgpy_take_notices, METH_NOARGS,
       "take_notices($module, /)\n--\n\n"
       "Takes what the library has to say to an operator, as (code, message); empty almost always. Each call of a limiter\n"

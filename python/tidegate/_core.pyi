@@ -1,7 +1,7 @@
 """The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined."""
 
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, TypeAlias, final
 
 # Any content, also none; a str counts as its UTF-8.
@@ -236,4 +236,6 @@ def judge_wsgi(
     prior: Sequence[Judgement] = (),
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
+def asgi_send(judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], /) -> Callable[[Any], Awaitable[None]]: ...
+def shown(judgements: list[Judgement], /) -> Judgement: ...
 def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

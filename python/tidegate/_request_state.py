@@ -6,7 +6,7 @@ request charge an equal key once, and give back what they took when a later one 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar
 
 from tidegate._core import Judgement, StoreError
@@ -18,10 +18,6 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "tidegate"
-
-# The messages that open an answer; an accepted WebSocket tells its client the numbers too.
-_OPENING = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-_LIMIT_FIELDS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 
 
 class RequestState(list[Judgement]):
@@ -43,44 +39,9 @@ class RequestState(list[Judgement]):
                 pass
         self[:] = [judgement]
 
-    def shown(self) -> Judgement:
-        """Whose fields the client sees: the tightest's, by the smallest remaining, then the longest reset."""
-        if len(self) == 1:
-            return self[0]
-        return min((judgement for judgement in self if judgement.fields), key=_tightness, default=self[0])
-
 
 class BareState(RequestState):
     """Where no send wrapper is: each limit has to put its fields where it can."""
 
     __slots__ = ()
     adds_fields = False
-
-
-def _tightness(judgement: Judgement) -> tuple[int, int]:
-    decision = judgement.decision
-    return decision.remaining, -decision.reset_after_us
-
-
-def send_with_fields(state: RequestState, send: Send, message: Message) -> Awaitable[None]:
-    """An ASGI `send`, with its first two arguments bound: puts the fields on whatever opens the answer."""
-    if state and message["type"] in _OPENING:
-        # A copy: applications may send one constant message, and a response object may be sent twice.
-        message = {**message, "headers": merge_fields(message.get("headers", ()), state.shown())}
-    return send(message)
-
-
-def merge_fields(headers: Iterable[tuple[bytes, bytes]], judgement: Judgement) -> list[tuple[bytes, bytes]]:
-    """The headers with the judgement's fields in place of any of the same name."""
-    fields = judgement.fields
-    if not judgement.status:
-        # Retry-After of an application's own 503 stays: an allowed judgement has none of its own.
-        merged = [header for header in headers if header[0] not in _LIMIT_FIELDS]
-        merged += fields
-        return merged
-    # The body may be the application's own by now (an error handler's), so Content-Type stays whatever it is.
-    added = [field for field in fields if field[0] != b"content-type"]
-    replaced = {name for name, _ in added}
-    merged = [(name, value) for name, value in headers if name.lower() not in replaced]
-    merged += added
-    return merged

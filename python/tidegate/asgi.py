@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any
 
-from tidegate._core import Gate, Judgement, ManualClock
+from tidegate._core import Gate, Judgement, ManualClock, asgi_send
 from tidegate._limits import UNROUTED, user_text
-from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send, send_with_fields
+from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send
 from tidegate._routes import table_of
 
 UserOf = Callable[[Mapping[str, Any]], "str | int | None | Awaitable[str | int | None]"]
@@ -62,7 +61,7 @@ class TidegateMiddleware:
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
             state = scope[SCOPE_KEY] = RequestState()
-            send = partial(send_with_fields, state, send)
+            send = asgi_send(state, send)
         user = self.user and await ask_user(self.user, scope)
         judgement = self._judge(scope, user=user, prior=state)
         if judgement.status:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import Depends, Request, Response, WebSocket
@@ -24,9 +23,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
-from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_asgi
+from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, asgi_send, judge_asgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, App, BareState, Receive, RequestState, Scope, Send, send_with_fields
+from tidegate._request_state import SCOPE_KEY, App, BareState, Receive, RequestState, Scope, Send
 from tidegate._routes import route_template
 from tidegate.asgi import (
     TidegateMiddleware,
@@ -146,7 +145,7 @@ class RateLimit:
         state.append(judgement)
         if not state.adds_fields:
             # Without install(): FastAPI merges these into what it builds itself, not into an own Response.
-            for name, value in state.shown().fields_text:
+            for name, value in shown(state).fields_text:
                 response.headers[name] = value
         return judgement.decision
 
@@ -257,7 +256,7 @@ class _Answers:
         kind = scope["type"]
         if (kind == "http" or kind == "websocket") and SCOPE_KEY not in scope:
             state = scope[SCOPE_KEY] = RequestState()
-            send = partial(send_with_fields, state, send)
+            send = asgi_send(state, send)
         return self.app(scope, receive, send)
 
 

@@ -23,7 +23,7 @@ from flask import Blueprint, Flask, Request, Response, after_this_request, curre
 from werkzeug.exceptions import HTTPException, default_exceptions
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi
+from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
 from tidegate._request_state import RequestState
 
@@ -81,7 +81,7 @@ def _state_of(actual: Request) -> RequestState:
 
 def _add_fields(state: RequestState, response: Response) -> Response:
     if state:
-        for name, value in state.shown().fields_text:
+        for name, value in shown(state).fields_text:
             # The body may be an error handler's own by now, and its type with it.
             if name != "Content-Type":
                 response.headers[name] = value
@@ -175,7 +175,7 @@ class RateLimit:
     def decision(self) -> Decision | None:
         """What was last decided for the current request by any limit of tidegate; None before."""
         state = _state_of(request._get_current_object())  # type: ignore[attr-defined]
-        return state.shown().decision if state else None
+        return shown(state).decision if state else None
 
     def __call__(self, function: Function) -> Function:
         if not callable(function):

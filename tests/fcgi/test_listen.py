@@ -150,6 +150,13 @@ def test_tcp_on_loopback_is_served(start: Callable[..., Daemon]) -> None:
     assert ask(daemon.address, uri="/big").status == 200
 
 
+def test_a_tcp_port_in_use_is_one_line_and_exit_1(start: Callable[..., Daemon], program: Path, rules: str) -> None:
+    daemon = start(RULES, listen="tcp:127.0.0.1:0")
+    second = run(program, "--config", rules, "--listen", daemon.address)
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert ask(daemon.address, uri="/big").status == 200
+
+
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:9410", "tcp:192.0.2.1:9410", "tcp:[::]:9410"])
 def test_tcp_beyond_loopback_is_refused_with_the_reason(program: Path, rules: str, address: str) -> None:
     done = run(program, "--config", rules, "--listen", address)

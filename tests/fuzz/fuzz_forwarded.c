@@ -1,5 +1,5 @@
-/* Any bytes as forwarding headers of each kind, from a trusted peer. Whatever a client writes, what the proxy appends behind
- * it is what counts. */
+/* Any bytes as forwarding headers of each kind, from a trusted peer. Whatever a client writes, what the proxy appends
+ * behind it is what counts. */
 #include "identity/client.h"
 
 #include <stdlib.h>

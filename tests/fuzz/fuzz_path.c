@@ -17,7 +17,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (length == 0 || length > sizeof normal || normal[0] != '/' || (length > 1 && normal[length - 1] == '/') ||
         memmem(normal, length, "//", 2) || memmem(normal, length, "/./", 3) || memmem(normal, length, "/../", 4))
         abort();
-    /* A '/' behind it and a query make no other path, as long as it has none of its own. ("http:/" would become a scheme.) */
+    /* A '/' behind it and a query make no other path, as long as it has none of its own. ("http:/" would become a
+     * scheme.) */
     if (size > 0 && copy[0] == '/' && !memchr(copy, '?', size) && !memchr(copy, '#', size) && length < 1024) {
         memcpy(copy + size, "/?x", 3);
         if (tg__path_normalise((tg_text){ copy, size + 3 }, slashed) != length || memcmp(normal, slashed, length) != 0)

@@ -246,14 +246,16 @@ drop_oldest(const tg_area *area, tg_log *log, const tg_log_change *change, tg_ch
     loose->count = blocks_before > blocks_after ? blocks_before - blocks_after : 0;
 }
 
-/* Writes one word behind the end. `spare` is a block taken beforehand. */
-static void
+/* Writes one word behind the end. `spare` is a block taken beforehand; only a log found broken off meanwhile needs another. */
+static bool
 append(const tg_area *area, tg_log *log, uint64_t word, uint32_t *spare, tg_chain *loose)
 {
     uint32_t end = log->first == TG_BLOCK_NONE ? TG_BLOCK_WORDS : end_word(log);
     if (end == TG_BLOCK_WORDS) {
-        const uint32_t block = *spare;
+        const uint32_t block = *spare != TG_BLOCK_NONE ? *spare : block_take(area);
         *spare = TG_BLOCK_NONE;
+        if (block == TG_BLOCK_NONE)
+            return false;
         area->blocks[block].previous = log->words > 0 ? log->last : TG_BLOCK_NONE;
         area->blocks[block].next = TG_BLOCK_NONE;
         if (log->first != TG_BLOCK_NONE)
@@ -277,6 +279,7 @@ append(const tg_area *area, tg_log *log, uint64_t word, uint32_t *spare, tg_chai
     area->blocks[log->last].words[end] = word;
     log->words++;
     TG_STEP("word appended");
+    return true;
 }
 
 /* Overwrites a counted word. */
@@ -376,8 +379,9 @@ tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, boo
         for (uint32_t i = 0; i < newest.count; i++, written--)
             replace(area, newest.at[i].block, newest.at[i].word, words[2 - written]);
     }
-    while (written > 0)
-        append(area, log, words[2 - written--], &spare, loose);
+    for (; written > 0; written--)
+        if (!append(area, log, words[2 - written], &spare, loose))
+            return false;
     log->units = log->units + added < log->units ? UINT64_MAX : log->units + added;
     if (spare != TG_BLOCK_NONE)
         tg__chain_free(area, (tg_chain){ spare, 1 });

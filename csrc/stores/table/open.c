@@ -530,12 +530,20 @@ folder_lock(int folder)
     }
 }
 
+#ifdef TG_TEST_HOOKS
+bool tg__table_no_tmpfile;
+#else
+#define tg__table_no_tmpfile false
+#endif
+
 /* A file without a name, or where the file system has none such, with one that nobody looks for. */
 static int
 nameless(int folder, const char *base, char name[NAME_MAX + 1])
 {
     name[0] = '\0';
-    const int fd = openat(folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    const int fd = tg__table_no_tmpfile ? -1 : openat(folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (tg__table_no_tmpfile)
+        errno = EOPNOTSUPP;
     if (fd != -1 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL))
         return fd;
     snprintf(name, NAME_MAX + 1, ".%.100s.%08" PRIx32 "%08" PRIx32, base, randombytes_random(), randombytes_random());
@@ -585,6 +593,7 @@ make(const tg_place *place, int folder, const char *base, bool *made, tg_error *
     if (fd == -1)
         return tg__error_system(error, TG_E_SYSTEM, errno, "making %s", place->path);
     tg_status status = allocate(place, folder, fd, bytes, error);
+    TG_STEP("file allocated");
     if (status == TG_OK)
         status = hand_over(place, fd, error);
     if (status == TG_OK) {
@@ -593,6 +602,7 @@ make(const tg_place *place, int folder, const char *base, bool *made, tg_error *
     }
     if (status == TG_OK) {
         header_write(map, place->manual);
+        TG_STEP("header written");
         snprintf(link_from, sizeof link_from, "/proc/self/fd/%d", fd);
         const int linked = name[0] ? linkat(folder, name, folder, base, 0)
                                    : linkat(AT_FDCWD, link_from, folder, base, AT_SYMLINK_FOLLOW);
@@ -601,6 +611,7 @@ make(const tg_place *place, int folder, const char *base, bool *made, tg_error *
         else if (errno != EEXIST)
             status = tg__error_system(error, TG_E_SYSTEM, errno, "making %s", place->path);
     }
+    TG_STEP("file linked");
     tg__map_close(map);
     if (name[0])
         unlinkat(folder, name, 0);

@@ -702,9 +702,11 @@ write_target(const call *now, plan *at)
     if (at->kind == KIND_NEW)
         occupy(now, at);
     if (is_log(at)) {
-        /* Room was sure; only a damaged free list can say no, and then the hit is let through uncounted. */
-        if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0]))
+        /* Room was sure; only a damaged arena can say no, and then the hit is let through uncounted. */
+        if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0])) {
+            at->loose[0].count = at->loose[1].count = 0;
             return;
+        }
         tg_pressure pressure = pressure_after_hit(at);
         if (at->verdict.remaining == 0) {
             tg_log_cursor cursor;

@@ -80,6 +80,7 @@ tg__in_order(void)
 
 #ifdef TG_TEST_HOOKS
 extern void (*tg__table_hook)(const char *step);
+extern bool tg__table_no_tmpfile; /* open.c: as on a file system without O_TMPFILE */
 #define TG_STEP(name)                                                                                                  \
     do {                                                                                                               \
         if (tg__table_hook)                                                                                            \

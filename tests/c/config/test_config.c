@@ -291,8 +291,8 @@ static void
 a_file_of_the_largest_size_is_read_in_time_whatever_stands_in_it(void **unused)
 {
     (void)unused;
-    /* Each filler repeated up to a megabyte: what counts is that none of them makes the reading quadratic. The limit is far
-     * above what a linear reading takes under sanitizers, and far below what a quadratic one would. */
+    /* Each filler repeated up to a megabyte: what counts is that none of them makes the reading quadratic. The limit
+     * is far above what a linear reading takes under sanitizers, and far below what a quadratic one would. */
     static const char *const fillers[] = { "a: b\n", "- a\n", "[", "{", "[a,", "{a: ", "\"", "'", "\xc3\xa9", "? ", "- - ",
                                            "&a ", "*a ", "!a ", "#\n", "\n", " ", "a", "a\n ", "|\n", "%", "---\n", ": ",
                                            "a: &a\n", "\"\\x41", "- {name: a, rules: 1/s}\n", "a:\n  b" };
@@ -354,6 +354,23 @@ of_a_long_path_the_end_is_shown(void **unused)
     assert_non_null(strstr(error.message, "/rules.yaml:1:11: found \"5\", expected a list of policies"));
 }
 
+static void
+the_example_of_the_documentation_is_read(void **unused)
+{
+    (void)unused;
+    static char page[20000];
+    FILE *file = fopen("docs/rules-file.md", "r"); /* tests run in the root of the sources */
+    assert_non_null(file);
+    page[fread(page, 1, sizeof page - 1, file)] = '\0';
+    fclose(file);
+    char *begin = strstr(page, "```yaml\n"), *end = begin ? strstr(begin + 8, "```") : NULL;
+    assert_non_null(end);
+    *end = '\0';
+    tg_config *config = parsed(begin + 8);
+    assert_int_equal(config->policy_count, 4);
+    tg__config_close(config);
+}
+
 /* ---- files ---- */
 
 static tg_status
@@ -407,6 +424,7 @@ main(void)
         cmocka_unit_test(a_file_of_the_largest_size_is_read_in_time_whatever_stands_in_it),
         cmocka_unit_test(as_many_policies_as_allowed_are_read_and_no_more),
         cmocka_unit_test(of_a_long_path_the_end_is_shown),
+        cmocka_unit_test(the_example_of_the_documentation_is_read),
         cmocka_unit_test(a_file_that_cannot_be_read_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

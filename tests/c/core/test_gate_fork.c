@@ -1,8 +1,7 @@
 /* The gate over a fork that happens while other threads judge and reload.
  *
- * test-builds: plain
- * The sanitizers' own allocators do not carry their locks over a fork of a process with threads, as glibc's does: under them
- * the child hangs in free(), not in the gate. */
+ * test-builds: plain The sanitizers' own allocators do not carry their locks over a fork of a process with threads,
+ * as glibc's does: under them the child hangs in free(), not in the gate. */
 #include "tidegate.h"
 
 #include <pthread.h>

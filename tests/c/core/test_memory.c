@@ -1,7 +1,7 @@
-/* Out of memory: the n-th allocation fails, for n = 1, 2, ... until none does. Each failure is a status, and nothing is lost.
+/* Out of memory: the n-th allocation fails, for n = 1, 2, ... until none does. Each failure is a status, and nothing
+ * is lost.
  *
- * test-builds: plain
- * The program brings its own malloc; so do the sanitizers. */
+ * test-builds: plain The program brings its own malloc; so do the sanitizers. */
 #include "config/config.h"
 #include "identity/identity.h"
 

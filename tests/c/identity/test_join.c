@@ -136,6 +136,12 @@ the_bytes_of_an_identity_never_change(void **unused)
     const tg_identity identity = joined(parts, 2);
     assert_int_equal(identity.length, sizeof bytes - 1);
     assert_memory_equal(identity.bytes, bytes, sizeof bytes - 1);
+    /* the example of docs/keys.md */
+    const tg_part example[] = { { TEXT("ip"), TEXT("192.0.2.1") }, { TEXT("path"), TEXT("/login") } };
+    static const char example_bytes[] = "\2ip\11" "192.0.2.1" "\4path\6/login";
+    const tg_identity documented = joined(example, 2);
+    assert_int_equal(documented.length, sizeof example_bytes - 1);
+    assert_memory_equal(documented.bytes, example_bytes, sizeof example_bytes - 1);
 }
 
 int

@@ -1,0 +1,180 @@
+/* The fields of a request's judgements on the answer that goes out: what an ASGI face would do for every message in Python,
+ * where it costs more than the decision itself.
+ * Must not enter: deciding, and which fields there are. */
+#include "ext.h"
+
+#include <string.h>
+
+#define NOT_JUDGEMENTS "expected a list of Judgement"
+
+/* Whose fields the client sees: the tightest's, by the smallest remaining, then the longest reset; of equals the first.
+ * Borrowed; NULL where the list is empty, or with an exception set. */
+static tgpy_judgement *
+shown_of(const tgpy_state *state, PyObject *judgements)
+{
+    tgpy_judgement *shown = NULL;
+    const Py_ssize_t count = PyList_Size(judgements);
+    bool telling = false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(judgements, i);
+        if (Py_TYPE(item) != state->judgement_type) {
+            PyErr_SetString(PyExc_TypeError, NOT_JUDGEMENTS);
+            return NULL;
+        }
+        tgpy_judgement *judgement = (tgpy_judgement *)item;
+        const tgpy_decision *decision = judgement->decision;
+        const bool tells = judgement->outcome != TG_UNMATCHED && !decision->degraded;
+        if (!shown || (tells && !telling) ||
+            (tells && (decision->remaining < shown->decision->remaining ||
+                       (decision->remaining == shown->decision->remaining &&
+                        decision->reset_after_us > shown->decision->reset_after_us)))) {
+            shown = judgement;
+            telling = tells;
+        }
+    }
+    return shown;
+}
+
+/* A name of a pair in scope order, or NULL where the pair is none: the server will say so. Borrowed from the pair. */
+static bool
+name_of(PyObject *pair, tg_text *name)
+{
+    PyObject *first = PyTuple_Check(pair) && PyTuple_Size(pair) > 0  ? PyTuple_GetItem(pair, 0)
+                      : PyList_Check(pair) && PyList_Size(pair) > 0 ? PyList_GetItem(pair, 0)
+                                                                    : NULL;
+    if (!first || !PyBytes_Check(first))
+        return false;
+    *name = (tg_text){ PyBytes_AsString(first), (size_t)PyBytes_Size(first) };
+    return true;
+}
+
+/* `lower` is in lower case. */
+static bool
+same_name(tg_text name, tg_text lower)
+{
+    if (name.length != lower.length)
+        return false;
+    for (size_t i = 0; i < name.length; i++) {
+        const char byte = name.data[i];
+        if ((byte >= 'A' && byte <= 'Z' ? byte + ('a' - 'A') : byte) != lower.data[i])
+            return false;
+    }
+    return true;
+}
+
+static bool
+is_among(PyObject *pair, PyObject *fields)
+{
+    tg_text name, field;
+    const Py_ssize_t count = PyList_Size(fields);
+    if (!name_of(pair, &name))
+        return false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (name_of(PyList_GetItem(fields, i), &field) && same_name(name, field))
+            return true;
+    return false;
+}
+
+/* A new list: the headers with the fields in place of any of the same name. */
+static PyObject *
+merge(PyObject *headers, tgpy_judgement *judgement)
+{
+    static const tg_text content_type = { "content-type", 12 };
+    PyObject *fields = tgpy_judgement_fields((PyObject *)judgement);
+    PyObject *merged = headers ? PySequence_List(headers) : PyList_New(0);
+    tg_text name;
+    bool done = fields && merged;
+    /* On a refusal the body may be the application's own by now, an error handler's: its type stays. */
+    for (Py_ssize_t i = done && judgement->status ? PyList_Size(fields) : 0; done && i-- > 0;)
+        if (name_of(PyList_GetItem(fields, i), &name) && same_name(name, content_type))
+            done = PyList_SetSlice(fields, i, i + 1, NULL) == 0;
+    for (Py_ssize_t i = done ? PyList_Size(merged) : 0; done && i-- > 0;)
+        if (is_among(PyList_GetItem(merged, i), fields))
+            done = PyList_SetSlice(merged, i, i + 1, NULL) == 0;
+    if (done) {
+        const Py_ssize_t end = PyList_Size(merged);
+        done = PyList_SetSlice(merged, end, end, fields) == 0;
+    }
+    Py_XDECREF(fields);
+    if (!done)
+        Py_CLEAR(merged);
+    return merged;
+}
+
+/* The messages that open an answer; an accepted WebSocket tells its client the numbers too. */
+static bool
+opens_answer(PyObject *type)
+{
+    if (!type || !PyUnicode_Check(type))
+        return false;
+    switch (PyUnicode_GetLength(type)) {
+    case 16: return PyUnicode_CompareWithASCIIString(type, "websocket.accept") == 0;
+    case 19: return PyUnicode_CompareWithASCIIString(type, "http.response.start") == 0;
+    case 29: return PyUnicode_CompareWithASCIIString(type, "websocket.http.response.start") == 0;
+    default: return false;
+    }
+}
+
+/* A new reference to the message to send: the very same, or a copy with the fields. Applications may send one constant
+ * message, and a response object may be sent twice, so neither the message nor its headers are changed. */
+static PyObject *
+with_fields(const tgpy_state *state, PyObject *judgements, PyObject *message)
+{
+    if (!PyDict_Check(message) || PyList_Size(judgements) == 0)
+        return Py_NewRef(message);
+    PyObject *type = PyDict_GetItemWithError(message, state->names[NAME_type]);
+    if (!opens_answer(type))
+        return PyErr_Occurred() ? NULL : Py_NewRef(message);
+    tgpy_judgement *shown = shown_of(state, judgements);
+    if (!shown)
+        return NULL;
+    Py_INCREF(shown); /* reading the headers may run code that empties the list */
+    PyObject *headers = PyDict_GetItemWithError(message, state->names[NAME_headers]);
+    PyObject *merged = headers || !PyErr_Occurred() ? merge(headers, shown) : NULL;
+    Py_DECREF(shown);
+    PyObject *copy = merged ? PyDict_Copy(message) : NULL;
+    if (copy && PyDict_SetItem(copy, state->names[NAME_headers], merged) != 0)
+        Py_CLEAR(copy);
+    Py_XDECREF(merged);
+    return copy;
+}
+
+/* What asgi_send() gives: `self` is (judgements, send, module). */
+static PyObject *
+send_message(PyObject *self, PyObject *message)
+{
+    PyObject *out = with_fields(PyModule_GetState(PyTuple_GetItem(self, 2)), PyTuple_GetItem(self, 0), message);
+    PyObject *sent = out ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 1), out, NULL) : NULL;
+    Py_XDECREF(out);
+    return sent;
+}
+
+PyObject *
+tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
+    static PyMethodDef definition = { "send", send_message, METH_O,
+                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens an "
+                                      "answer." };
+    if (count != 2 || !PyList_Check(args[0]) || !PyCallable_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement and a callable");
+        return NULL;
+    }
+    PyObject *bound = PyTuple_Pack(3, args[0], args[1], module);
+    PyObject *send = bound ? PyCFunction_NewEx(&definition, bound, NULL) : NULL;
+    Py_XDECREF(bound);
+    return send;
+}
+
+PyObject *
+tgpy_shown(PyObject *module, PyObject *judgements)
+{
+    if (!PyList_Check(judgements)) {
+        PyErr_SetString(PyExc_TypeError, NOT_JUDGEMENTS);
+        return NULL;
+    }
+    tgpy_judgement *shown = shown_of(PyModule_GetState(module), judgements);
+    if (!shown && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "no judgement has been made");
+    return Py_XNewRef((PyObject *)shown);
+}
