@@ -217,6 +217,12 @@ tg_store_utc_offset_us(tg_store *store)
     return store->ops->utc_offset_us(store);
 }
 
+bool
+tg_store_remote(const tg_store *store)
+{
+    return store->ops->remote;
+}
+
 tg_status
 tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
 {

@@ -28,6 +28,7 @@ typedef struct tg_target {
 
 typedef struct tg_store_ops {
     const char *name; /* "table": appears in errors and metrics */
+    bool remote;      /* apply may wait for a network */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
      * results   HIT and PEEK: allowed, charged, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of each

@@ -394,6 +394,7 @@ redis_close(tg_store *base)
 
 static const tg_store_ops redis_ops = {
     .name = "redis",
+    .remote = true,
     .apply = redis_apply,
     .admit_rule = redis_admit_rule,
     .name_rule = redis_name_rule,
