@@ -14,12 +14,6 @@
 enum step { STEP_AUTH, STEP_SELECT, STEP_ROLE, STEP_SECRET_SET, STEP_SECRET_GET, STEP_SERVER, STEP_MEMORY, STEP_CHECK,
             STEP_SHA };
 
-typedef struct tg_greeting {
-    tg_resp resp;
-    unsigned char steps[16 + TG__SCRIPTS];
-    size_t count;
-} tg_greeting;
-
 static void
 add(tg_greeting *greeting, enum step step, size_t count, const char *const *words)
 {
@@ -30,7 +24,7 @@ add(tg_greeting *greeting, enum step step, size_t count, const char *const *word
     add(greeting, step, sizeof((const char *[]){ __VA_ARGS__ }) / sizeof(const char *), (const char *[]){ __VA_ARGS__ })
 
 static void
-compose(tg_redis_store *store, tg_greeting *greeting, const char *secret, bool whole)
+compose(tg_redis_store *store, tg_greeting *greeting, const char *secret)
 {
     const tg_redis_address *address = &store->address;
     if (address->user)
@@ -47,7 +41,7 @@ compose(tg_redis_store *store, tg_greeting *greeting, const char *secret, bool w
         ADD(greeting, STEP_SECRET_SET, "SET", SECRET_KEY, secret, "NX");
         ADD(greeting, STEP_SECRET_GET, "GET", SECRET_KEY);
     }
-    if (!whole)
+    if (!greeting->whole)
         return;
     ADD(greeting, STEP_SERVER, "INFO", "server");
     ADD(greeting, STEP_MEMORY, "INFO", "memory");
@@ -207,14 +201,8 @@ see_check(tg_redis_store *store, const redisReply *reply, tg_error *error)
     return TG__TROUBLE_SETUP;
 }
 
-typedef struct tg_seen {
-    size_t sha_count;
-    char sha[TG__SCRIPTS][41];
-    char set_refused[160]; /* why the secret could not be set; empty: it could, or was there */
-} tg_seen;
-
 static tg_trouble
-see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply *reply, tg_seen *seen,
+see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply *reply, tg_greeting *seen,
     tg_error *error)
 {
     switch (step) {
@@ -246,54 +234,76 @@ see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply
 }
 
 tg_trouble
-tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error)
+tg__greeting_begin(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, tg_error *error)
 {
-    const bool whole = !atomic_load_explicit(&store->scripts_known, memory_order_acquire);
-    tg_greeting greeting = { .resp = { .size = WORDS_BYTES_MAX } };
-    if (whole) {
-        greeting.resp.size += tg__redis_check_script().length;
+    *greeting = (tg_greeting){ .whole = !atomic_load_explicit(&store->scripts_known, memory_order_acquire),
+                               .resp = { .size = WORDS_BYTES_MAX } };
+    if (greeting->whole) {
+        greeting->resp.size += tg__redis_check_script().length;
         for (size_t i = 0; i < TG__SCRIPTS; i++)
-            greeting.resp.size += tg__redis_script((tg_script)i).length;
+            greeting->resp.size += tg__redis_script((tg_script)i).length;
     }
-    greeting.resp.data = malloc(greeting.resp.size);
-    if (!greeting.resp.data) {
-        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", greeting.resp.size);
+    greeting->resp.data = malloc(greeting->resp.size);
+    if (!greeting->resp.data) {
+        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", greeting->resp.size);
         return TG__TROUBLE_LINK;
     }
     char secret[sizeof store->secret];
     pthread_mutex_lock(&store->lock);
     memcpy(secret, store->secret, sizeof secret);
     pthread_mutex_unlock(&store->lock);
-    compose(store, &greeting, secret, whole);
+    compose(store, greeting, secret);
     if (store->secret_given)
         tg__redis_keyring_init(&wire->keyring, tg_text_of(secret), store->manual);
-    tg_trouble trouble = TG__TROUBLE_NONE;
-    if (greeting.resp.full) {
-        tg__error(error, TG_E_SYSTEM, "redis: user and password have more than %d bytes", WORDS_BYTES_MAX - 1024);
-        trouble = TG__TROUBLE_SETUP;
+    explicit_bzero(secret, sizeof secret);
+    if (greeting->resp.full) {
+        tg__error(error, TG_E_CONFIG, "redis: user and password have more than %d bytes", WORDS_BYTES_MAX - 1024);
+        return TG__TROUBLE_SETUP;
     }
+    return TG__TROUBLE_NONE;
+}
+
+tg_trouble
+tg__greeting_hear(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, const redisReply *reply,
+                  tg_error *error)
+{
+    const tg_trouble trouble = see(store, wire, (enum step)greeting->steps[greeting->at++], reply, greeting, error);
+    if (trouble != TG__TROUBLE_NONE || !greeting->whole || greeting->at < greeting->count)
+        return trouble;
+    /* Several threads may greet at once; what is read without the lock is written once. */
+    pthread_mutex_lock(&store->lock);
+    if (!atomic_load(&store->scripts_known))
+        memcpy(store->sha, greeting->sha, sizeof store->sha);
+    atomic_store_explicit(&store->scripts_known, true, memory_order_release);
+    pthread_mutex_unlock(&store->lock);
+    return TG__TROUBLE_NONE;
+}
+
+void
+tg__greeting_end(tg_greeting *greeting)
+{
+    if (greeting->resp.data)
+        explicit_bzero(greeting->resp.data, greeting->resp.length); /* the password is in it */
+    free(greeting->resp.data);
+    greeting->resp.data = NULL;
+}
+
+tg_trouble
+tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error)
+{
+    tg_greeting greeting;
+    tg_trouble trouble = tg__greeting_begin(store, wire, &greeting, error);
     if (trouble == TG__TROUBLE_NONE)
         trouble = tg__wire_send(wire, &(struct iovec){ greeting.resp.data, greeting.resp.length }, 1, deadline_us, NULL,
                                 error);
-    explicit_bzero(greeting.resp.data, greeting.resp.length);
-    free(greeting.resp.data);
-    explicit_bzero(secret, sizeof secret);
-    tg_seen seen = { .sha_count = 0 };
-    for (size_t i = 0; trouble == TG__TROUBLE_NONE && i < greeting.count; i++) {
+    while (trouble == TG__TROUBLE_NONE && greeting.at < greeting.count) {
         redisReply *reply = NULL;
         trouble = tg__wire_reply(wire, deadline_us, &reply, error);
         if (trouble != TG__TROUBLE_NONE)
             break;
-        trouble = see(store, wire, (enum step)greeting.steps[i], reply, &seen, error);
+        trouble = tg__greeting_hear(store, wire, &greeting, reply, error);
         freeReplyObject(reply);
     }
-    if (trouble == TG__TROUBLE_NONE && whole) {
-        /* Several threads may greet at once; what is read without the lock is written once. */
-        pthread_mutex_lock(&store->lock);
-        if (!atomic_load(&store->scripts_known))
-            memcpy(store->sha, seen.sha, sizeof store->sha);
-        atomic_store_explicit(&store->scripts_known, true, memory_order_release);
-        pthread_mutex_unlock(&store->lock);
-    }
+    tg__greeting_end(&greeting);
     return trouble;
 }

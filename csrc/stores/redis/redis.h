@@ -78,6 +78,19 @@ tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply 
 bool tg__wire_sound(const tg_redis_wire *wire);
 void tg__wire_close(tg_redis_wire *wire);
 
+/* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses are then
+ * the caller's. `connecting`: it is under way, and the descriptor is writable when it is done. */
+typedef struct tg_lookup tg_lookup;
+struct addrinfo;
+/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). */
+tg_trouble tg__lookup_begin(const tg_redis_address *address, tg_lookup **lookup, struct addrinfo **found, tg_error *error);
+int tg__lookup_fd(const tg_lookup *lookup);
+tg_trouble tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrinfo **found, tg_error *error);
+void tg__lookup_give_up(tg_lookup *lookup); /* accepts NULL */
+tg_trouble tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
+                                  bool *connecting, tg_error *error);
+tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+
 /* A command in the making: RESP bulk strings behind each other in the caller's buffer. */
 typedef struct tg_resp {
     char *data;
@@ -174,7 +187,56 @@ void tg__pool_fini(tg_redis_store *store);
  * memory policy, permissions and the scripts' names. */
 tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error);
 
+/* The same in pieces, for who does not wait: send `resp`, then hear each reply until `at` is `count`. */
+typedef struct tg_greeting {
+    tg_resp resp;
+    unsigned char steps[16 + TG__SCRIPTS];
+    size_t count, at;
+    bool whole; /* the first of this store */
+    size_t sha_count;
+    char sha[TG__SCRIPTS][41];
+    char set_refused[160]; /* why the secret could not be set; empty: it could, or was there */
+} tg_greeting;
+
+tg_trouble tg__greeting_begin(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, tg_error *error);
+tg_trouble tg__greeting_hear(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, const redisReply *reply,
+                             tg_error *error);
+void tg__greeting_end(tg_greeting *greeting);
+
+/* Whether this call may ask Redis. `probe`: it is the one that finds out whether trouble is over, and must be heard of. */
+bool tg__breaker_passes(tg_redis_store *store, bool *probe);
+void tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe);
+
+/* ---- one call ---- */
+
+#define TG__CALL_BYTES_MAX 49152 /* TG_TARGETS_MAX keys and descriptions at their longest */
+#define TG__REDIS_CLOCK_US_MAX ((UINT64_C(1) << 53) - 1 - 2 * TG_PERIOD_US_MAX) /* no sum in a script reaches 2^53 */
+
+typedef struct tg_call {
+    uint8_t first_of[TG_TARGETS_MAX]; /* the first target with the same counts */
+    uint8_t key_of[TG_TARGETS_MAX];   /* 1-based, as KEYS is */
+    size_t key_count;
+    unsigned algorithms;
+    bool denied;  /* a `deny` rule is among them */
+    size_t asked; /* targets that Redis is asked about */
+} tg_call;
+
+void tg__call_plan(tg_call *call, tg_op op, const tg_target *targets, size_t target_count);
+/* What needs no server: only `deny` rules, or nothing to do. */
+bool tg__call_answer_alone(const tg_call *call, tg_op op, size_t target_count, tg_result *results);
+tg_script tg__call_script(const tg_call *call, tg_op op);
+/* A command is its head, the script's text and "\r\n" where `whole`, and its arguments. */
+void tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *call, tg_op op, bool whole);
+void tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
+                        const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us);
+
 /* ---- answers ---- */
+
+/* What a reply that is no error means for `results`. */
+tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets,
+                          size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
+/* Tells the breaker; TG_OK or TG_E_STORE. */
+tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
 
 /* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
 bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -54,22 +55,24 @@ wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error 
 
 /* ---- names ---- */
 
-/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. */
-typedef struct tg_lookup {
+/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. The answer
+ * shows on a descriptor, so that a loop can wait for it as well as a call with a deadline. */
+struct tg_lookup {
     pthread_mutex_t lock;
-    pthread_cond_t answered;
     bool done, given_up;
     int result;
+    int answered; /* an eventfd */
     char host[TG__REDIS_HOST_MAX + 1], port[8];
     struct addrinfo *found;
-} tg_lookup;
+};
 
 static void
 lookup_free(tg_lookup *lookup)
 {
     if (lookup->found)
         freeaddrinfo(lookup->found);
-    pthread_cond_destroy(&lookup->answered);
+    if (lookup->answered != -1)
+        close(lookup->answered);
     pthread_mutex_destroy(&lookup->lock);
     free(lookup);
 }
@@ -86,8 +89,9 @@ lookup_run(void *argument)
     lookup->found = result == 0 ? found : NULL;
     lookup->done = true;
     const bool given_up = lookup->given_up;
-    pthread_cond_signal(&lookup->answered);
-    pthread_mutex_unlock(&lookup->lock);
+    if (!given_up)
+        eventfd_write(lookup->answered, 1);
+    pthread_mutex_unlock(&lookup->lock); /* from here on it is the other's, unless that has gone */
     if (given_up)
         lookup_free(lookup);
     return NULL;
@@ -101,19 +105,16 @@ lookup_start(const tg_redis_address *address, tg_error *error)
         tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *lookup);
         return NULL;
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&lookup->lock, NULL);
-    pthread_cond_init(&lookup->answered, &monotonic);
-    pthread_condattr_destroy(&monotonic);
     memcpy(lookup->host, address->host, sizeof lookup->host);
     snprintf(lookup->port, sizeof lookup->port, "%u", address->port);
+    lookup->answered = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_t thread;
-    const int failure = pthread_create(&thread, &detached, lookup_run, lookup);
+    const int failure =
+        lookup->answered == -1 ? errno : pthread_create(&thread, &detached, lookup_run, lookup);
     pthread_attr_destroy(&detached);
     if (failure) {
         tg__error_system(error, TG_E_STORE, failure, "redis: a thread to look '%s' up", address->host);
@@ -123,35 +124,55 @@ lookup_start(const tg_redis_address *address, tg_error *error)
     return lookup;
 }
 
-/* Numbers need no lookup and no thread; names do. */
-static tg_trouble
-resolve(const tg_redis_address *address, uint64_t deadline_us, struct addrinfo **found, tg_error *error)
+tg_trouble
+tg__lookup_begin(const tg_redis_address *address, tg_lookup **lookup, struct addrinfo **found, tg_error *error)
 {
     const struct addrinfo numeric = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
     char port[8];
+    *lookup = NULL;
+    *found = NULL;
     snprintf(port, sizeof port, "%u", address->port);
-    if (getaddrinfo(address->host, port, &numeric, found) == 0)
+    if (address->port == 0 || getaddrinfo(address->host, port, &numeric, found) == 0)
         return TG__TROUBLE_NONE;
-    tg_lookup *lookup = lookup_start(address, error);
+    *lookup = lookup_start(address, error);
+    return *lookup ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
+}
+
+int
+tg__lookup_fd(const tg_lookup *lookup)
+{
+    return lookup->answered;
+}
+
+void
+tg__lookup_give_up(tg_lookup *lookup)
+{
     if (!lookup)
-        return TG__TROUBLE_LINK;
-    const struct timespec until = { (time_t)(deadline_us / 1000000), (long)(deadline_us % 1000000) * 1000 };
+        return;
     pthread_mutex_lock(&lookup->lock);
-    while (!lookup->done && pthread_cond_timedwait(&lookup->answered, &lookup->lock, &until) == 0)
-        continue;
+    lookup->given_up = true;
+    const bool done = lookup->done;
+    pthread_mutex_unlock(&lookup->lock);
+    if (done)
+        lookup_free(lookup);
+}
+
+tg_trouble
+tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrinfo **found, tg_error *error)
+{
+    pthread_mutex_lock(&lookup->lock);
     const bool done = lookup->done;
     const int result = lookup->result;
-    lookup->given_up = !done;
     if (done) {
         *found = lookup->found;
         lookup->found = NULL;
     }
     pthread_mutex_unlock(&lookup->lock);
+    tg__lookup_give_up(lookup);
     if (!done) {
         tg__error(error, TG_E_STORE, "redis: the name '%s' was not found in time", address->host);
         return TG__TROUBLE_TIMEOUT;
     }
-    lookup_free(lookup);
     if (result != 0) {
         tg__error(error, TG_E_STORE, "redis: the name '%s': %s", address->host, gai_strerror(result));
         return TG__TROUBLE_LINK;
@@ -161,59 +182,81 @@ resolve(const tg_redis_address *address, uint64_t deadline_us, struct addrinfo *
 
 /* ---- connecting ---- */
 
-static tg_trouble
-connect_to(tg_redis_wire *wire, const struct sockaddr *to, socklen_t to_bytes, uint64_t deadline_us,
-           const tg_redis_address *address, tg_error *error)
+tg_trouble
+tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to, bool *connecting,
+                       tg_error *error)
 {
-    const int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct sockaddr_un path = { .sun_family = AF_UNIX };
+    const struct sockaddr *where = to ? to->ai_addr : (const struct sockaddr *)&path;
+    *connecting = false;
+    if (!to)
+        memcpy(path.sun_path, address->host, strlen(address->host) + 1);
+    const int fd = socket(where->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd == -1) {
         tg__error_system(error, TG_E_STORE, errno, "redis: socket");
         return TG__TROUBLE_LINK;
     }
     atomic_store(&wire->fd, fd);
     const int one = 1;
-    if (to->sa_family != AF_UNIX) {
+    if (to) {
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     }
+    if (connect(fd, where, to ? to->ai_addrlen : sizeof path) == 0)
+        return TG__TROUBLE_NONE;
+    if (errno == EINPROGRESS || errno == EINTR) {
+        *connecting = true;
+        return TG__TROUBLE_NONE;
+    }
+    /* EAGAIN: a unix socket whose queue is full. It cannot be waited for, and says that nobody accepts. */
+    const int failure = errno;
+    tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
+    return failure == EAGAIN ? TG__TROUBLE_TIMEOUT : TG__TROUBLE_LINK;
+}
+
+tg_trouble
+tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error)
+{
     int failure = 0;
-    while (connect(fd, to, to_bytes) == -1) {
+    socklen_t bytes = sizeof failure;
+    if (getsockopt(atomic_load(&wire->fd), SOL_SOCKET, SO_ERROR, &failure, &bytes) == -1)
         failure = errno;
-        if (failure != EAGAIN)
-            break;
-        /* A unix socket whose queue is full says EAGAIN and cannot be waited for. */
-        if (tg__monotonic_us() >= deadline_us)
-            break;
-        usleep(1000);
-        failure = 0;
+    if (failure == 0)
+        return TG__TROUBLE_NONE;
+    tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
+    return TG__TROUBLE_LINK;
+}
+
+static tg_trouble
+connect_to(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to, uint64_t deadline_us,
+           tg_error *error)
+{
+    bool connecting;
+    tg_trouble trouble = tg__wire_connect_begin(wire, address, to, &connecting, error);
+    if (trouble == TG__TROUBLE_NONE && connecting) {
+        trouble = wait_for(atomic_load(&wire->fd), POLLOUT, deadline_us, "connecting", error);
+        if (trouble == TG__TROUBLE_NONE)
+            trouble = tg__wire_connect_end(wire, address, error);
     }
-    if (failure == EINPROGRESS || failure == EINTR) {
-        const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, "connecting", error);
-        if (trouble != TG__TROUBLE_NONE)
-            return trouble;
-        socklen_t bytes = sizeof failure;
-        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &bytes) == -1)
-            failure = errno;
-    }
-    if (failure) {
-        tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
-        return failure == EAGAIN ? TG__TROUBLE_TIMEOUT : TG__TROUBLE_LINK;
-    }
-    return TG__TROUBLE_NONE;
+    return trouble;
 }
 
 static tg_trouble
 connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
 {
-    if (address->port == 0) {
-        struct sockaddr_un to = { .sun_family = AF_UNIX };
-        memcpy(to.sun_path, address->host, strlen(address->host) + 1);
-        return connect_to(wire, (const struct sockaddr *)&to, sizeof to, deadline_us, address, error);
-    }
-    struct addrinfo *found = NULL;
-    tg_trouble trouble = resolve(address, deadline_us, &found, error);
+    tg_lookup *lookup;
+    struct addrinfo *found;
+    tg_trouble trouble = tg__lookup_begin(address, &lookup, &found, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
+    if (lookup) {
+        wait_for(tg__lookup_fd(lookup), POLLIN, deadline_us, "looking up", error);
+        trouble = tg__lookup_end(lookup, address, &found, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+    }
+    if (!found)
+        return connect_to(wire, address, NULL, deadline_us, error);
     /* Each address of a name gets its share of the time that is left: one that is silent must not cost all of it. */
     unsigned left = 0;
     for (const struct addrinfo *one = found; one; one = one->ai_next)
@@ -222,7 +265,7 @@ connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadl
     for (const struct addrinfo *one = found; one; one = one->ai_next, left--) {
         const uint64_t now_us = tg__monotonic_us();
         const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / left : deadline_us;
-        trouble = connect_to(wire, one->ai_addr, one->ai_addrlen, until_us, address, error);
+        trouble = connect_to(wire, address, one, until_us, error);
         if (trouble == TG__TROUBLE_NONE)
             break;
         tg__wire_close(wire);
