@@ -44,8 +44,10 @@ tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe)
         if (atomic_load_explicit(&store->openings, memory_order_relaxed) != 0)
             atomic_store(&store->openings, 0);
     } else if (atomic_fetch_add(&store->failures_in_row, 1) + 1 >= TRIP_AFTER || probe) {
-        const uint32_t openings = atomic_fetch_add(&store->openings, probe || atomic_load(&store->openings) == 0);
-        atomic_store(&store->asks_again_us, tg__monotonic_us() + pause_us(openings));
+        /* Many calls that fail together have found out one thing, not one each. */
+        if (probe || atomic_load(&store->asks_again_us) == 0)
+            atomic_store(&store->asks_again_us,
+                         tg__monotonic_us() + pause_us(atomic_fetch_add(&store->openings, 1)));
     }
     if (probe)
         atomic_store(&store->probing, false);

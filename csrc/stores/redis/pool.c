@@ -13,6 +13,13 @@
 
 static _Atomic(tg_redis_store *) stores;
 static pthread_mutex_t stores_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint generation;
+
+unsigned
+tg__fork_generation(void)
+{
+    return atomic_load_explicit(&generation, memory_order_relaxed);
+}
 
 static void
 locks_init(tg_redis_store *store)
@@ -29,6 +36,7 @@ static void
 begin_child(void)
 {
     pthread_mutex_init(&stores_lock, NULL);
+    atomic_fetch_add(&generation, 1);
     for (tg_redis_store *store = atomic_load(&stores); store; store = store->next) {
         locks_init(store); /* a thread that is not in this process may have held it */
         for (unsigned i = 0; i < store->address.connections_max; i++) {

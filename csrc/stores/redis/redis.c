@@ -222,6 +222,12 @@ static const tg_store_ops redis_ops = {
     .close = redis_close,
 };
 
+bool
+tg__redis_is(const tg_store *store)
+{
+    return store->ops == &redis_ops;
+}
+
 /* ---- opening ---- */
 
 /* From the environment, or one of our own to offer: the first that reaches Redis is kept there for all. */

@@ -706,7 +706,9 @@ one_node_of_a_cluster_is_an_error_that_says_so(void **unused)
 {
     (void)unused;
     server_kill(&redis);
-    static const char *const cluster[] = { "--cluster-enabled", "yes", NULL };
+    char bus[8]; /* else it would be the port's number and ten thousand, which may be none */
+    snprintf(bus, sizeof bus, "%u", free_port());
+    const char *const cluster[] = { "--cluster-enabled", "yes", "--cluster-port", bus, NULL };
     redis.port = free_port();
     server_start(&redis, cluster);
     site one = site_open("5/minute"); /* not one slot is served: a cluster that is down */
