@@ -1,7 +1,9 @@
-/* What one decision costs in C, beside one reading of the clock. Everything is measured in one interleaved run: each round
- * times every row once, and what is reported are medians over the rounds, of the times and of the ratios within a round.
+/* What one decision costs in C, beside one reading of the clock. Everything is measured in one interleaved run: each
+ * round times every row once, and what is reported are medians over the rounds, of the times and of the ratios within a
+ * round.
  *
- *   c_decision [--store URI] [--rounds N]   one line a row: name, median ns, median ratio to its base row
+ *   c_decision [--store URI] [--rounds N]   one line a row: name, median ns, median ratio to its base row; at the end
+ *                                           the bytes that a logged hit takes
  *   c_decision [--store URI] --only ROW N   does N of one row and leaves: for counting instructions
  *
  * Must not enter: anything but tidegate.h. */
@@ -30,7 +32,8 @@ typedef struct row {
 static row rows[] = {
     { .name = "clock" },
     { .name = "one_rule", .base = "clock", .rules = "1000000000/second token_bucket" },
-    { .name = "two_rules", .base = "one_rule", .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket" },
+    { .name = "two_rules", .base = "one_rule",
+      .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket" },
     { .name = "three_rules", .base = "one_rule",
       .rules = "1000000000/second token_bucket; 10000000000/minute token_bucket; 10000000000/hour token_bucket" },
     { .name = "denied", .base = "one_rule", .rules = "1/year token_bucket", .denied = true },
@@ -99,6 +102,27 @@ seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* What the log arena holds for each logged hit, its share of half-filled blocks included. */
+static double
+bytes_per_logged_hit(tg_store *store)
+{
+    enum { HITS = 1000, BLOCK_BYTES = 64 };
+    tg_error error = { 0 };
+    tg_store_stats before, after;
+    tg_limiter *limiter;
+    const tg_limiter_options options = { .rules = tg_text_of("1000/day sliding_log"), .name = tg_text_of("memory") };
+    static tg_decision decision;
+    if (tg_limiter_open(store, NULL, &options, &limiter, &error) != TG_OK ||
+        tg_store_read_stats(store, &before, &error) != TG_OK)
+        fail("memory", &error);
+    for (int i = 0; i < HITS; i++)
+        tg_limiter_hit(limiter, &dimension, 1, 1, &decision, NULL);
+    if (tg_store_read_stats(store, &after, &error) != TG_OK)
+        fail("memory", &error);
+    tg_limiter_close(limiter);
+    return (double)(after.log_blocks_used - before.log_blocks_used) * BLOCK_BYTES / HITS;
+}
+
 static int
 by_value(const void *a, const void *b)
 {
@@ -164,7 +188,8 @@ main(int argc, char **argv)
                 const uint64_t allowed = work(r, CALLS);
                 r->ns[round] = (seconds() - from) * 1e9 / CALLS;
                 if (r->rules && !r->peek && r->denied != (allowed == 0)) {
-                    fprintf(stderr, "c_decision: %s: %llu of %d allowed\n", r->name, (unsigned long long)allowed, CALLS);
+                    fprintf(stderr, "c_decision: %s: %llu of %d allowed\n", r->name, (unsigned long long)allowed,
+                            CALLS);
                     return 1;
                 }
             }
@@ -175,6 +200,7 @@ main(int argc, char **argv)
                 ratios[round] = r->ns[round] / find(r->base)->ns[round];
             printf("%s %.1f %.3f\n", r->name, median(r->ns, count), r->base ? median(ratios, count) : 1.0);
         }
+        printf("logged_hit_bytes %.2f 1\n", bytes_per_logged_hit(store));
     }
     for (row *r = rows; r < rows + ROWS; r++)
         tg_limiter_close(r->limiter);

@@ -39,7 +39,12 @@ http {{
         location = /answer/constant {{ fastcgi_pass constant; }}
         location = /answer/tidegate {{ fastcgi_pass tidegate; }}
         location = /_constant {{ internal; fastcgi_pass constant_auth; }}
-        location = /_tidegate {{ internal; include /etc/nginx/fastcgi_params; fastcgi_param TIDEGATE_MODE auth; fastcgi_pass tidegate; }}
+        location = /_tidegate {{
+            internal;
+            include /etc/nginx/fastcgi_params;
+            fastcgi_param TIDEGATE_MODE auth;
+            fastcgi_pass tidegate;
+        }}
         location = /auth/constant {{ auth_request /_constant; }}
         location = /auth/tidegate {{ auth_request /_tidegate; }}
     }}
@@ -51,7 +56,11 @@ RULES = "policies:\n  - name: bench\n    rules: 10000000000/day token_bucket\n  
 def rate(port: int, path: str, seconds: float) -> float:
     url = f"http://127.0.0.1:{port}{path}"
     done = subprocess.run(
-        ["wrk", "-t1", "-c32", f"-d{seconds:g}s", url], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+        ["wrk", "-t1", "-c32", f"-d{seconds:g}s", url],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = re.search(r"Requests/sec:\s*([\d.]+)", done.stdout)
     if not found or "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
@@ -75,11 +84,20 @@ def measure(build: Path, rounds: int, seconds: float) -> dict[str, dict[str, flo
         for command in (
             [build / "bench/fcgi_constant", f"unix:{folder}/constant.sock"],
             [build / "bench/fcgi_constant", f"unix:{folder}/constant-auth.sock", "auth"],
-            [build / "bin/tidegate-fcgi", "--config", folder / "rules.yaml", "--store", "memory://bench",
-             "--listen", f"unix:{folder}/tidegate.sock"],
+            [
+                build / "bin/tidegate-fcgi",
+                "--config",
+                folder / "rules.yaml",
+                "--store",
+                "memory://bench",
+                "--listen",
+                f"unix:{folder}/tidegate.sock",
+            ],
             ["/usr/sbin/nginx", "-e", folder / "nginx.log", "-c", folder / "nginx.conf", "-g", "daemon off;"],
         ):
-            running.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            running.append(
+                subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
         deadline = time.monotonic() + 10
         while True:
             with socket.socket() as probe:
@@ -89,14 +107,20 @@ def measure(build: Path, rounds: int, seconds: float) -> dict[str, dict[str, flo
                 raise SystemExit((folder / "log").read_text() + (folder / "nginx.log").read_text())
             time.sleep(0.05)
         rates: dict[str, list[float]] = {}
-        for path in (f"/{kind}/{whose}" for _ in range(rounds) for kind in ("answer", "auth") for whose in ("constant", "tidegate")):
+        for path in (
+            f"/{kind}/{whose}"
+            for _ in range(rounds)
+            for kind in ("answer", "auth")
+            for whose in ("constant", "tidegate")
+        ):
             rates.setdefault(path, []).append(rate(port, path, seconds))
         return {
             kind: {
                 "constant": statistics.median(rates[f"/{kind}/constant"]),
                 "tidegate": statistics.median(rates[f"/{kind}/tidegate"]),
                 "ratio": statistics.median(
-                    ours / theirs for ours, theirs in zip(rates[f"/{kind}/tidegate"], rates[f"/{kind}/constant"], strict=True)
+                    ours / theirs
+                    for ours, theirs in zip(rates[f"/{kind}/tidegate"], rates[f"/{kind}/constant"], strict=True)
                 ),
             }
             for kind in ("answer", "auth")
@@ -120,7 +144,8 @@ def main() -> int:
         print(json.dumps(table))
     else:
         for kind, row in table.items():
-            print(f"{kind:8} constant {row['constant']:8.0f}/s   tidegate {row['tidegate']:8.0f}/s   ratio {row['ratio']:.3f}")
+            rates = f"constant {row['constant']:8.0f}/s   tidegate {row['tidegate']:8.0f}/s"
+            print(f"{kind:8} {rates}   ratio {row['ratio']:.3f}")
     return 0
 
 

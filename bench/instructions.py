@@ -2,8 +2,8 @@
 
     python bench/instructions.py build/bench/c_decision [--json]
 
-Each row is run twice, with different numbers of calls; what start and end take falls out of the difference. The kernel's
-part is not seen; the clock is read without it (vDSO), which valgrind replaces by a call of its own.
+Each row is run twice, with different numbers of calls; what start and end take falls out of the difference. The
+kernel's part is not seen; the clock is read without it (vDSO), which valgrind replaces by a call of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ import subprocess
 import sys
 import tempfile
 
-ROWS = ("clock", "one_rule", "two_rules", "three_rules", "denied", "peek", "fixed_window", "sliding_counter", "sliding_log",
-        "sliding_log_denied")
+ROWS = (
+    "clock",
+    "one_rule",
+    "two_rules",
+    "three_rules",
+    "denied",
+    "peek",
+    "fixed_window",
+    "sliding_counter",
+    "sliding_log",
+    "sliding_log_denied",
+)
 FEW, MANY = 2000, 22000
 
 
@@ -24,7 +34,10 @@ def instructions(program: str, row: str, calls: int) -> int:
     with tempfile.NamedTemporaryFile() as out:
         done = subprocess.run(
             ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}", program, "--only", row, str(calls)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode != 0 or not found:

@@ -2,8 +2,8 @@
 
     python bench/python_decision.py FOLDER_OF_EMPTY_METHOD [--rounds N] [--store URI] [--json]
 
-Each limiter decides about one hot key with a limit that is never reached ("denied" rows: one that is always), in the way
-its own documentation calls it. Must not enter: HTTP.
+Each limiter decides about one hot key with a limit that is never reached ("denied" rows: one that is always), in the
+way its own documentation calls it. Must not enter: HTTP.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ def tidegate_rows(names: dict[str, Any], store: str) -> dict[str, str]:
     }.items():
         names[f"tidegate_{row}"] = Limiter(rules, name=f"bench-{row}", store=store)
     names["tidegate_denied"].hit(KEY)
-    rows = {f"tidegate {row}": f"tidegate_{row}.hit({KEY!r})" for row in ("token_bucket", "fixed_window", "sliding_counter")}
+    rows = {
+        f"tidegate {row}": f"tidegate_{row}.hit({KEY!r})"
+        for row in ("token_bucket", "fixed_window", "sliding_counter")
+    }
     rows["tidegate two rules"] = f"tidegate_two_rules.hit({KEY!r})"
     rows["tidegate denied"] = f"tidegate_denied.hit({KEY!r})"
-    rows["tidegate token_bucket, fields read"] = f"d = tidegate_token_bucket.hit({KEY!r}); d.allowed; d.remaining; d.retry_after"
+    rows["tidegate token_bucket, fields read"] = (
+        f"d = tidegate_token_bucket.hit({KEY!r}); d.allowed; d.remaining; d.retry_after"
+    )
     return rows
 
 
@@ -90,9 +95,20 @@ def slowapi_rows(names: dict[str, Any]) -> dict[str, str]:
 
     App.state.limiter = limiter  # type: ignore[attr-defined]
     names["slowapi_request"] = lambda: Request(
-        {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": (KEY, 1), "app": App, "query_string": b""}
+        {
+            "type": "http",
+            "method": "GET",
+            "path": "/x",
+            "headers": [],
+            "client": (KEY, 1),
+            "app": App,
+            "query_string": b"",
+        }
     )
-    return {"slowapi decorator, with its request": "slowapi_view(slowapi_request())", "a request alone": "slowapi_request()"}
+    return {
+        "slowapi decorator, with its request": "slowapi_view(slowapi_request())",
+        "a request alone": "slowapi_request()",
+    }
 
 
 def main() -> int:
@@ -113,14 +129,19 @@ def main() -> int:
     rounds = Rounds(rows, names, asked.rounds)
     ours = "tidegate token_bucket"
     table = {
-        row: {"ns": rounds.median(row), "to_empty": rounds.ratio(row, "an empty C method"), "to_tidegate": rounds.ratio(row, ours)}
+        row: {
+            "ns": rounds.median(row),
+            "to_empty": rounds.ratio(row, "an empty C method"),
+            "to_tidegate": rounds.ratio(row, ours),
+        }
         for row in rows
     }
     if asked.json:
         print(json.dumps(table))
     else:
         for row, numbers in table.items():
-            print(f"{row:38} {numbers['ns']:10.0f} ns {numbers['to_empty']:8.1f} x empty {numbers['to_tidegate']:8.2f} x tidegate")
+            ratios = f"{numbers['to_empty']:8.1f} x empty {numbers['to_tidegate']:8.2f} x tidegate"
+            print(f"{row:38} {numbers['ns']:10.0f} ns {ratios}")
     return 0
 
 

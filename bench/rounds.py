@@ -16,8 +16,13 @@ from typing import Any
 class Rounds:
     """Times of several rows, in nanoseconds a call, by round."""
 
-    def __init__(self, statements: Mapping[str, str], names: dict[str, Any], rounds: int, seconds: float = 0.02) -> None:
-        timers = {row: timeit.Timer(statement, timer=time.process_time, globals=names) for row, statement in statements.items()}
+    def __init__(
+        self, statements: Mapping[str, str], names: dict[str, Any], rounds: int, seconds: float = 0.02
+    ) -> None:
+        timers = {
+            row: timeit.Timer(statement, timer=time.process_time, globals=names)
+            for row, statement in statements.items()
+        }
         calls = {}
         for row, timer in timers.items():
             number, taken = timer.autorange()

@@ -2,8 +2,8 @@
 
     python bench/table.py [BUILD_FOLDER] [--quick] [--json]
 
-Every number comes from a program of this folder and is a median over interleaved rounds. Nothing fails here: a budget is
-printed as met or missed. Must not enter: measuring.
+Every number comes from a program of this folder and is a median over interleaved rounds. Nothing fails here: a budget
+is printed as met or missed. Must not enter: measuring.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 HERE = Path(__file__).resolve().parent
 
@@ -37,13 +37,21 @@ class Budget:
 
     def cells(self) -> list[str]:
         sign, bound = ("≤", self.at_most) if self.at_most is not None else ("≥", self.at_least)
-        aim = "" if self.aim is None else f"{self.aim:g}"
-        return [self.what, f"{self.measured:.3g} {self.unit}", f"{sign} {bound:.3g}", aim, "met" if self.met else "MISSED"]
+        aim = "" if self.aim is None else f"{self.aim:.3g}"
+        return [
+            self.what,
+            f"{self.measured:.3g} {self.unit}",
+            f"{sign} {bound:.3g}",
+            aim,
+            "met" if self.met else "MISSED",
+        ]
 
 
 def run(*command: object) -> str:
     print(f"  {' '.join(Path(str(word)).name for word in command[:2])} …", file=sys.stderr, flush=True)
-    done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"{command[0]}: exit {done.returncode}")
     return done.stdout
@@ -58,51 +66,76 @@ def c_rows(build: Path, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def python_rows(build: Path, rounds: int) -> dict[str, dict[str, float]]:
-    text = run(sys.executable, HERE / "python_decision.py", build / "bench", "--rounds", rounds, "--json")
-    return json.loads(text)  # type: ignore[no-any-return]
+    return rows_of("python_decision.py", build / "bench", "--rounds", rounds)
 
 
-def faces_rows(quick: bool) -> dict[str, Any]:
-    return json.loads(run(sys.executable, HERE / "python_faces.py", "--json", *(["--quick"] if quick else [])))  # type: ignore[no-any-return]
+def faces_rows(quick: bool) -> dict[str, dict[str, float]]:
+    return rows_of("python_faces.py", *(["--quick"] if quick else []))
 
 
 def fcgi_rows(build: Path, rounds: int) -> dict[str, dict[str, float]]:
-    return json.loads(run(sys.executable, HERE / "fcgi_nginx.py", build, "--rounds", rounds, "--json"))  # type: ignore[no-any-return]
+    return rows_of("fcgi_nginx.py", build, "--rounds", rounds)
+
+
+def rows_of(script: str, *arguments: object) -> dict[str, dict[str, float]]:
+    return cast(dict[str, dict[str, float]], json.loads(run(sys.executable, HERE / script, *arguments, "--json")))
 
 
 def others(python: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """What admits, of the two libraries that the budget names."""
-    return {row: numbers for row, numbers in python.items() if row.startswith(("limits ", "throttled-py ")) and "denied" not in row}
+    return {
+        row: numbers
+        for row, numbers in python.items()
+        if row.startswith(("limits ", "throttled-py ")) and "denied" not in row
+    }
 
 
 def budgets(c: dict[str, Any], python: dict[str, Any], faces: dict[str, Any], fcgi: dict[str, Any]) -> list[Budget]:
     ours = python["tidegate token_bucket"]
     fastest = min(others(python), key=lambda row: python[row]["ns"])
+    hit, twin = c["one_rule"]["ratio"], c["three_rules"]["ratio"] / c["two_rules"]["ratio"]
+    empty, theirs = ours["to_empty"], python[fastest]["to_tidegate"]
+    dependency, middleware = faces["dependency"]["ratio"], faces["middleware"]["ratio"]
     return [
-        Budget("C: a decision, one token-bucket rule, to one reading of the clock", c["one_rule"]["ratio"], at_most=5, aim=3.5),
+        Budget("C: a decision, one token-bucket rule, to one reading of the clock", hit, at_most=5, aim=3.5),
         Budget("C: a second rule, to one", c["two_rules"]["ratio"], at_most=1.5),
-        Budget("C: a third rule, to two", c["three_rules"]["ratio"] / c["two_rules"]["ratio"], at_most=1.5),
+        Budget("C: a third rule, to two", twin, at_most=1.5),
         Budget("C: a denial, to an allowed hit", c["denied"]["ratio"], at_most=1.1),
-        Budget("Python: a hit with its Decision, to an empty C method", ours["to_empty"], at_most=250 / 31, aim=round(180 / 31, 1)),
-        Budget(f"Python: how many hits in the time of one of {fastest}", python[fastest]["to_tidegate"], at_least=35, aim=50),
-        Budget("FastAPI: a dependency and header fields, to an empty async dependency", faces["dependency"]["ratio"],
-               at_most=1.06, aim=1.02),
-        Budget("FastAPI: the middleware, to a pass-through one", faces["middleware"]["ratio"], at_most=1.05, aim=1.02),
+        Budget("C: memory of a logged hit", c["logged_hit_bytes"]["ns"], at_most=16, unit="bytes"),
+        Budget("Python: a hit with its Decision, to an empty C method", empty, at_most=250 / 31, aim=180 / 31),
+        Budget(f"Python: how many hits in the time of one of {fastest}", theirs, at_least=35, aim=50),
+        Budget(
+            "FastAPI: a dependency and header fields, to an empty async dependency",
+            dependency,
+            at_most=1.06,
+            aim=1.02,
+        ),
+        Budget("FastAPI: the middleware, to a pass-through one", middleware, at_most=1.05, aim=1.02),
         Budget("FastCGI behind nginx, answers a second, to a constant answer", fcgi["answer"]["ratio"], at_least=0.9),
-        Budget("FastCGI for auth_request, answers a second, to a constant answer", fcgi["auth"]["ratio"], at_least=0.9),
-    ]  # fmt: skip
+        Budget(
+            "FastCGI for auth_request, answers a second, to a constant answer", fcgi["auth"]["ratio"], at_least=0.9
+        ),
+    ]
 
 
 def table(titles: list[str], rows: list[list[str]]) -> None:
     widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
     for row in [titles, ["─" * width for width in widths], *rows]:
-        cells = [cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         print("  " + "   ".join(cells).rstrip())
 
 
 def machine() -> str:
-    models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return f"{len(os.sched_getaffinity(0))} cores, {models[0] if models else 'unknown processor'}, Python {sys.version.split()[0]}"
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    model = models[0] if models else "unknown processor"
+    return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {sys.version.split()[0]}"
 
 
 def main() -> int:
@@ -118,15 +151,25 @@ def main() -> int:
     rows = budgets(c, python, faces, fcgi)
     if asked.json:
         found = [{**asdict(row), "met": row.met} for row in rows]
-        print(json.dumps({"machine": machine(), "budgets": found, "c": c, "python": python, "faces": faces, "fcgi": fcgi}, indent=2))
+        print(
+            json.dumps(
+                {"machine": machine(), "budgets": found, "c": c, "python": python, "faces": faces, "fcgi": fcgi},
+                indent=2,
+            )
+        )
         return 0
     print(f"\nBudgets ({machine()}); medians, ratios within a round\n")
     table(["what", "measured", "budget", "aim", ""], [row.cells() for row in rows])
     print("\nA decision in C, one hot key\n")
-    table(["row", "ns"], [[row, f"{numbers['ns']:.1f}"] for row, numbers in c.items()])
+    table(["row", "ns"], [[row, f"{numbers['ns']:.1f}"] for row, numbers in c.items() if row != "logged_hit_bytes"])
     print("\nA decision from Python, in memory, one hot key\n")
-    table(["row", "ns", "to tidegate"],
-          [[row, f"{numbers['ns']:.0f}", f"{numbers['to_tidegate']:.2f}"] for row, numbers in sorted(python.items(), key=lambda item: item[1]["ns"])])
+    table(
+        ["row", "ns", "to tidegate"],
+        [
+            [row, f"{numbers['ns']:.0f}", f"{numbers['to_tidegate']:.2f}"]
+            for row, numbers in sorted(python.items(), key=lambda item: item[1]["ns"])
+        ],
+    )
     print()
     return 0
 

@@ -1,7 +1,7 @@
 """What every test sees: where the build is, and who passed.
 
-The index of faults names tests and has to know that they ran, so this keeps each outcome of the session: pytest's own by
-function, and those inside the cmocka programs by program and test name. Must not enter: fixtures of one room only.
+The index of faults names tests and has to know that they ran, so this keeps each outcome of the session: pytest's own
+by function, and those inside the cmocka programs by program and test name. Must not enter: fixtures of one room only.
 """
 
 from __future__ import annotations
@@ -81,12 +81,19 @@ def build() -> Path:
 @pytest.fixture(scope="session")
 def make(build: Path) -> Iterator[object]:
     """make(target, variant="plain"): brings one thing up to date and fails with the compiler's words if it cannot."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
 
     def run(target: str, variant: str = "plain") -> None:
         done = subprocess.run(
             ["make", "--no-print-directory", "-s", "-j2", f"B={build}", f"VARIANT={variant}", target],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             pytest.fail(f"make {target} ({variant}):\n{done.stdout}{done.stderr}", pytrace=False)

@@ -466,8 +466,8 @@ add_dimensions(const tg_policy *policy, tg_text *seen, size_t seen_count, size_t
     return added;
 }
 
-/* One request may meet every policy marked `also` and one other. What one decision cannot hold is an error now, not a
- * surprise for the first request that meets them all. */
+/* One request may meet every policy marked `also` and one other; two others where its path can be read two ways (match.c).
+ * What one decision cannot hold is an error now, not a surprise for the first request that meets them all. */
 static tg_status
 check_together(const reader *r, const tg_node *list)
 {
@@ -491,14 +491,14 @@ check_together(const reader *r, const tg_node *list)
         const size_t own_pairs = policy->rule_count * policy->by_count;
         const size_t known = dimensions < TG_DIMENSIONS_MAX ? dimensions : TG_DIMENSIONS_MAX;
         const size_t own = add_dimensions(policy, seen, known, sizeof seen / sizeof seen[0]);
-        others = 1;
+        others = others < 2 ? others + 1 : 2;
         most_pairs = own_pairs > most_pairs ? own_pairs : most_pairs;
         most_dimensions = own > most_dimensions ? own : most_dimensions;
     }
     if (together + others > TG_LIMITERS_MAX)
-        return tg__source_error(&r->source, list->at, "found %zu policies marked \"also\", expected at most %d beside "
+        return tg__source_error(&r->source, list->at, "found %zu policies marked \"also\", expected at most %zu beside "
                                                       "the first match",
-                                together, TG_LIMITERS_MAX - 1);
+                                together, TG_LIMITERS_MAX - others);
     if (pairs + most_pairs > TG_TARGETS_MAX)
         return tg__source_error(&r->source, list->at, "one request may meet %zu pairs of rule and dimension, with the "
                                                       "policies marked \"also\": expected at most %d",

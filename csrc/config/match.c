@@ -106,6 +106,8 @@ tg__pattern_meets(const tg_pattern *pattern, tg_text text)
 /* A request in the spelling of patterns, each part made when first asked for: most policies look at one. */
 typedef struct subject {
     const tg_request *request;
+    bool as_sent; /* the path with its empty and dot segments left in */
+    bool differs; /* that is another path */
     size_t path_length, host_length, method_length;
     bool has_path, has_host, has_method;
     char path[TG_PATH_BYTES_MAX + 1]; /* with a '/' behind it: what lies below */
@@ -119,7 +121,7 @@ meets_path(const tg_match *match, subject *of)
     if (match->path_count == 0)
         return true;
     if (!of->has_path) {
-        of->path_length = tg__path_normalise(of->request->path, of->path);
+        of->path_length = tg__path_spell(of->request->path, !of->as_sent, of->path, &of->differs);
         of->path[of->path_length] = '/';
         of->has_path = true;
     }
@@ -164,23 +166,57 @@ meets_host(const tg_match *match, subject *of)
     return false;
 }
 
-size_t
-tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX])
+/* The policies of one reading of the path, in the file's order. */
+static size_t
+find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
 {
-    subject of; /* not cleared: a site without paths in its rules never writes the path's 4 KiB */
     size_t count = 0;
     bool decided = false;
-    of.request = request;
-    of.has_path = of.has_host = of.has_method = false;
     for (size_t i = 0; i < config->policy_count && count < TG_LIMITERS_MAX; i++) {
         const tg_policy *policy = &config->policies[i];
         if (decided && !policy->also)
             continue;
-        if (policy->match && !(meets_method(policy->match, &of) && meets_path(policy->match, &of) &&
-                               meets_host(policy->match, &of)))
+        if (policy->match && !(meets_method(policy->match, of) && meets_path(policy->match, of) &&
+                               meets_host(policy->match, of)))
             continue;
         found[count++] = i;
         decided |= !policy->also;
+    }
+    return count;
+}
+
+/* Adds what is not there yet, keeping the order. */
+static size_t
+merge(size_t found[TG_LIMITERS_MAX], size_t count, const size_t *more, size_t more_count)
+{
+    for (size_t i = 0; i < more_count; i++) {
+        size_t at = 0;
+        while (at < count && found[at] < more[i])
+            at++;
+        if ((at < count && found[at] == more[i]) || count == TG_LIMITERS_MAX)
+            continue;
+        memmove(found + at + 1, found + at, (count - at) * sizeof *found);
+        found[at] = more[i];
+        count++;
+    }
+    return count;
+}
+
+size_t
+tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX])
+{
+    subject of; /* not cleared: a site without paths in its rules never writes the path's 4 KiB */
+    of.request = request;
+    of.as_sent = of.differs = of.has_path = of.has_host = of.has_method = false;
+    size_t count = find(config, &of, found);
+    if (of.has_path && of.differs) {
+        /* nginx routes "/files/../login" to /login, Starlette to the handler of "/files/{path:path}". Which of them
+         * stands behind us is not known, so both readings' policies judge: choosing one would be a way around the
+         * other. */
+        size_t more[TG_LIMITERS_MAX];
+        of.as_sent = true;
+        of.has_path = false;
+        count = merge(found, count, more, find(config, &of, more));
     }
     return count;
 }

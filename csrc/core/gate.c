@@ -479,3 +479,16 @@ tg_gate_generation(const tg_gate *gate)
 {
     return atomic_load(&gate->generation);
 }
+
+bool
+tg_gate_names(tg_gate *gate, const char *kind)
+{
+    bool named = false;
+    const size_t pinned = pin(gate);
+    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    for (size_t i = 0; i < now->limiter_count && !named; i++)
+        for (size_t k = 0; k < now->limiters[i]->by_count && !named; k++)
+            named = tg__by_names(now->limiters[i]->by[k], kind);
+    unpin(gate, pinned);
+    return named;
+}

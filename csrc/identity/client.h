@@ -30,7 +30,7 @@ bool tg__peer_is_local(tg_text peer);
 /* Whether the peer may speak for others. */
 bool tg__client_trusts(const tg_client *client, tg_text peer);
 
-/* One list element of RFC 7239: the node that `for` names, unquoted, into `node`. false: malformed, no `for`, or two. */
+/* One list element of RFC 7239: the node that `for` names, unquoted. false: malformed, no `for`, or two of them. */
 bool tg__forwarded_for(tg_text element, char node[TG_ADDRESS_TEXT_MAX], size_t *length);
 /* Takes the last element off `rest`, at the last ',' outside quotes. Scanned from the right, where the trusted proxy
  * wrote: a client's stray quote further left cannot swallow what the proxy appended. false: nothing is left. */

@@ -106,11 +106,12 @@ mark(writer *out, tg_text path)
 }
 
 size_t
-tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
+tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
 {
     const tg_text path = path_of(raw.length ? raw : (tg_text){ "/", 1 });
     const char *p = path.data, *end = p + path.length;
-    writer out = { normal, 0, NO_FOLD, 0 };
+    writer out = { spelt, 0, NO_FOLD, 0 };
+    *differs = false;
     while (p < end) {
         size_t segment = 0;
         bool dots = true;
@@ -132,9 +133,13 @@ tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
             dots &= c == '.';
         }
         if (segment <= 2 && dots) { /* "", ".", "..": none of them is a segment */
-            out.length -= segment + 1;
-            if (segment == 2)
-                climb(&out);
+            const bool trailing = p == end && segment == 0; /* a '/' at the end, which no spelling keeps */
+            *differs |= !trailing;
+            if (resolve || trailing) {
+                out.length -= segment + 1;
+                if (segment == 2)
+                    climb(&out);
+            }
         }
     }
     if (out.length == 0 && out.fold == NO_FOLD)
@@ -142,6 +147,13 @@ tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
     if (out.fold != NO_FOLD)
         mark(&out, path);
     return out.length;
+}
+
+size_t
+tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX])
+{
+    bool differs;
+    return tg__path_spell(raw, true, normal, &differs);
 }
 
 size_t

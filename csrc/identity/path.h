@@ -12,6 +12,9 @@
  * another is a way around a limit. A path that stays too long keeps its beginning and its end, with 0xff and the
  * digest of all of it between them, so that patterns still meet it. Returns the bytes written. */
 size_t tg__path_normalise(tg_text raw, char normal[TG_PATH_BYTES_MAX]);
+/* The same; without `resolve` empty and dot segments are left where they stand, which is what a server that does not
+ * resolve them routes by. `differs` tells whether the two spellings differ. */
+size_t tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs);
 
 #define TG_HOST_BYTES_MAX 255
 /* Lower case, no port, no dot at the end: "Example.com.:8080" is "example.com". Returns the bytes written; 0: none

@@ -420,6 +420,9 @@ TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limit
 TG_API tg_store *tg_gate_store(tg_gate *gate);          /* borrowed */
 TG_API const tg_client *tg_gate_client(tg_gate *gate);  /* borrowed; that of the file as first read */
 TG_API uint64_t tg_gate_generation(const tg_gate *gate); /* counts successful reads, from 1 */
+/* Whether any policy in force counts by this kind ("user", "route"; "header:" for any header): what none asks for, a face
+ * need not find out. Holds for one generation. Walks the policies. */
+TG_API bool tg_gate_names(tg_gate *gate, const char *kind);
 
 /* ---- the answer --------------------------------------------------------------------------------------------------- */
 

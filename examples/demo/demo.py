@@ -1,8 +1,8 @@
 """One limit, asked from FastAPI, Flask and nginx at once, each server under its own user.
 
-Starts tidegate-fcgi, uvicorn (2 workers), gunicorn (2 workers) and nginx from a private folder, sends a mixed load of real
-HTTP requests from several clients to all three faces at once, and shows that what was admitted for each client is the
-limit exactly. Standard library only; runs as root, with the system's Python.
+Starts tidegate-fcgi, uvicorn (2 workers), gunicorn (2 workers) and nginx from a private folder, sends a mixed load of
+real HTTP requests from several clients to all three faces at once, and shows that what was admitted for each client is
+the limit exactly. Standard library only; runs as root, with the system's Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Face:
 
 
 FACES = [
-    Face("FastAPI", "uvicorn, 2 workers", [("GET", "/api/tides/brest"), ("GET", "/api/tides/dover"), ("POST", "/api/tides/brest")]),
+    Face(
+        "FastAPI",
+        "uvicorn, 2 workers",
+        [("GET", "/api/tides/brest"), ("GET", "/api/tides/dover"), ("POST", "/api/tides/brest")],
+    ),
     Face("Flask", "gunicorn, 2 workers", [("GET", "/shop/kettle"), ("POST", "/shop/lamp")]),
     Face("nginx", "static files, tidegate-fcgi", [("GET", "/files/index.html"), ("HEAD", "/files/index.html")]),
 ]
@@ -67,7 +71,7 @@ class DemoError(Exception):
     """Something of the demo did not start or stay up; the text is for the reader."""
 
 
-# ---- the servers ------------------------------------------------------------------------------------------------------
+# ---- the servers -----------------------------------------------------------------------------------------------
 
 
 def free_ids(count: int) -> range:
@@ -150,7 +154,7 @@ class Servers:
 
     @staticmethod
     def _reap(group: int, deadline: float) -> None:
-        """Waits for a server's own group: it has a session, so its workers and nobody else. They come to us when orphaned."""
+        """Waits for a server's own group: it has a session, so its workers and nobody else. Orphans come to us."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 if os.waitpid(-group, os.WNOHANG)[0] == 0:
@@ -170,7 +174,12 @@ class Servers:
         for app in ("fastapi_app.py", "flask_app.py"):
             shutil.copy2(HERE / app, self.folder / "app")
         copy_python(self.folder / "app")
-        for path in [self.folder / "app", self.folder / "site", *self.folder.glob("app/**/*"), *self.folder.glob("site/**/*")]:
+        for path in [
+            self.folder / "app",
+            self.folder / "site",
+            *self.folder.glob("app/**/*"),
+            *self.folder.glob("site/**/*"),
+        ]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         for name, user in self.users.items():
             for folder in (self.folder / "run" / name, *([self.folder / "nginx"] if name == "nginx" else [])):
@@ -181,7 +190,11 @@ class Servers:
             log.touch()
             os.chown(log, user, self.group)
         self.rules = self._fill(
-            "rules.yaml", STATE=self.folder / "run/tidegate/limits", GROUP=self.group, OWNER=self.users["tidegate"], RULES=RULES
+            "rules.yaml",
+            STATE=self.folder / "run/tidegate/limits",
+            GROUP=self.group,
+            OWNER=self.users["tidegate"],
+            RULES=RULES,
         )
 
     def _fill(self, template: str, **values: object) -> Path:
@@ -206,8 +219,12 @@ class Servers:
         with (self.folder / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 ["setpriv", *user, "--no-new-privs", "--pdeathsig", "TERM", "--", *map(str, command)],
-                cwd=self.folder / "app", env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder / "app",
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self.running[name] = process
         return process
@@ -216,17 +233,39 @@ class Servers:
         run, python = self.folder / "run", "/usr/bin/python3"
         # First, so that the state is its own: the rules file names it as the owner that the others accept.
         self._start(
-            "tidegate", self.folder / "bin/tidegate-fcgi", "--config", self.rules,
-            "--listen", f"unix:{run}/tidegate/fcgi.sock,mode=0660",
+            "tidegate",
+            self.folder / "bin/tidegate-fcgi",
+            "--config",
+            self.rules,
+            "--listen",
+            f"unix:{run}/tidegate/fcgi.sock,mode=0660",
         )
         self._await("tidegate", lambda: self._connects(run / "tidegate/fcgi.sock"))
         self._start(
-            "fastapi", python, "-m", "uvicorn", "fastapi_app:app", "--workers", "2",
-            "--uds", run / "fastapi/http.sock", "--no-access-log",
+            "fastapi",
+            python,
+            "-m",
+            "uvicorn",
+            "fastapi_app:app",
+            "--workers",
+            "2",
+            "--uds",
+            run / "fastapi/http.sock",
+            "--no-access-log",
         )
         self._start(
-            "flask", python, "-m", "gunicorn", "flask_app:app", "--workers", "2", "--worker-tmp-dir", run / "flask",
-            "--bind", f"unix:{run}/flask/http.sock", "--no-control-socket",
+            "flask",
+            python,
+            "-m",
+            "gunicorn",
+            "flask_app:app",
+            "--workers",
+            "2",
+            "--worker-tmp-dir",
+            run / "flask",
+            "--bind",
+            f"unix:{run}/flask/http.sock",
+            "--no-control-socket",
         )
         for name in ("fastapi", "flask"):
             self._await(name, lambda name=name: self._connects(run / name / "http.sock"))
@@ -236,7 +275,9 @@ class Servers:
                 self.port = probe.getsockname()[1]
             conf = self._fill("nginx.conf", FOLDER=self.folder, PORT=self.port)
             log = self.folder / "log/nginx.log"
-            self._start("nginx", "/usr/sbin/nginx", "-p", self.folder / "nginx", "-e", log, "-c", conf, "-g", "daemon off;")
+            self._start(
+                "nginx", "/usr/sbin/nginx", "-p", self.folder / "nginx", "-e", log, "-c", conf, "-g", "daemon off;"
+            )
             try:
                 self._await("nginx", lambda: self._connects(("127.0.0.1", self.port)))
                 break
@@ -277,7 +318,7 @@ def connection(client: str, port: int) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=(client, 0))
 
 
-# ---- the load ---------------------------------------------------------------------------------------------------------
+# ---- the load --------------------------------------------------------------------------------------------------
 
 
 class Load:
@@ -296,7 +337,8 @@ class Load:
         pairs = list(itertools.product(CLIENTS, FACES))
         strides = {client: threading.Barrier(len(FACES)) for client in CLIENTS}
         threads = [
-            threading.Thread(target=self._ask, args=(client, face, strides[client]), daemon=True) for client, face in pairs
+            threading.Thread(target=self._ask, args=(client, face, strides[client]), daemon=True)
+            for client, face in pairs
         ]
         started = time.monotonic()
         for thread in threads:
@@ -366,7 +408,7 @@ class Load:
         return off
 
 
-# ---- what a reader sees -----------------------------------------------------------------------------------------------
+# ---- what a reader sees ----------------------------------------------------------------------------------------
 
 
 class Screen:
@@ -387,12 +429,15 @@ class Screen:
         self.say(f"{'█' * filled}{'·' * (width - filled)} {done} of {total} requests" if done < total else "")
 
     def table(self, titles: list[str], rows: list[list[str]], total: list[str]) -> None:
-        widths = [max(len(row[column]) for row in [titles, *rows, total]) for column in range(len(titles))]
+        def width_of(cell: str) -> int:
+            return len(re.sub(r"\033\[\d+m", "", cell))
+
+        widths = [max(width_of(row[column]) for row in [titles, *rows, total]) for column in range(len(titles))]
         numbers = [all(row[column].replace(" ", "").isdigit() for row in rows) for column in range(len(titles))]
 
         def line(cells: list[str]) -> str:
             aligned = [
-                cell.rjust(width) if number else cell.ljust(width)
+                " " * (width - width_of(cell)) + cell if number else cell + " " * (width - width_of(cell))
                 for cell, width, number in zip(cells, widths, numbers, strict=True)
             ]
             return "  " + "   ".join(aligned).rstrip()
@@ -419,7 +464,9 @@ def show(screen: Screen, load: Load, seconds: float, off: list[str]) -> None:
         word = screen.paint("32", "exact") if count.admitted == LIMIT else screen.paint("31", "OFF")
         rows.append([client, str(count.sent), str(count.admitted), str(count.refused), str(LIMIT), word])
     screen.table(
-        ["client", "sent", "admitted", "refused", "limit", ""], rows, ["all", *map(str, sums), str(LIMIT * len(CLIENTS)), ""]
+        ["client", "sent", "admitted", "refused", "limit", ""],
+        rows,
+        ["all", *map(str, sums), str(LIMIT * len(CLIENTS)), ""],
     )
     workers = ", ".join(f"{face.name} {len(load.by_face[face.name].workers)}" for face in FACES[:2])
     print(f"\n  {seconds:.1f} s; workers that admitted: {workers}")

@@ -104,6 +104,20 @@ gate_reload(PyObject *self, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
+gate_names(PyObject *self, PyObject *kind)
+{
+    PyObject *bytes = PyUnicode_Check(kind) ? PyUnicode_AsUTF8String(kind) : NULL;
+    if (!bytes) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "names() takes a kind as str, such as \"user\"");
+        return NULL;
+    }
+    const bool named = of(self)->gate && tg_gate_names(of(self)->gate, PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    return PyBool_FromLong(named);
+}
+
+static PyObject *
 get_generation(PyObject *self, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(of(self)->gate ? tg_gate_generation(of(self)->gate) : 0);
@@ -131,6 +145,9 @@ static PyMethodDef gate_methods[] = {
       "reload($self, /)\n--\n\n"
       "Reads the rules file again. Raises ConfigError with file, line and column, and then the rules in force stay.\n"
       "What was used stays used; no request sees half of a change." },
+    { "names", gate_names, METH_O,
+      "names($self, kind, /)\n--\n\n"
+      "Whether any policy in force counts by this kind, such as \"user\" or \"route\". Holds for one generation." },
     { METHOD(judge_asgi), "judge_asgi($self, scope, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
                           "Judges an ASGI scope (http or websocket) by the policies that match it; see docs/python.md." },
     { METHOD(judge_wsgi), "judge_wsgi($self, environ, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"

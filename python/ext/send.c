@@ -126,12 +126,12 @@ with_fields(const tgpy_state *state, PyObject *judgements, PyObject *message)
     if (!opens_answer(type))
         return PyErr_Occurred() ? NULL : Py_NewRef(message);
     tgpy_judgement *shown = shown_of(state, judgements);
-    if (!shown)
-        return NULL;
-    Py_INCREF(shown); /* reading the headers may run code that empties the list */
+    if (!shown) /* looking up the type may have run a key's own comparison, which emptied the list */
+        return PyErr_Occurred() ? NULL : Py_NewRef(message);
+    Py_INCREF((PyObject *)shown); /* reading the headers may run code that empties the list */
     PyObject *headers = PyDict_GetItemWithError(message, state->names[NAME_headers]);
     PyObject *merged = headers || !PyErr_Occurred() ? merge(headers, shown) : NULL;
-    Py_DECREF(shown);
+    Py_DECREF((PyObject *)shown);
     PyObject *copy = merged ? PyDict_Copy(message) : NULL;
     if (copy && PyDict_SetItem(copy, state->names[NAME_headers], merged) != 0)
         Py_CLEAR(copy);

@@ -12,7 +12,7 @@ _Dims: TypeAlias = Mapping[str, _Part | tuple[_Part, ...]]
 __version__: Final[str]
 
 class Error(Exception):
-    """Whatever tidegate raises but TypeError, ValueError and MemoryError for arguments. `code` is the C status, such as "TG_E_RULE"."""
+    """Whatever tidegate raises but TypeError, ValueError and MemoryError. `code` is the C status, such as "TG_E_RULE"."""
 
     code: str
 
@@ -193,6 +193,7 @@ class Gate:
     @property
     def enabled(self) -> bool: ...
     def reload(self) -> None: ...
+    def names(self, kind: str, /) -> bool: ...
     def judge_asgi(
         self,
         scope: Mapping[str, Any],

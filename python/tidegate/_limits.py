@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate._core import ConfigError, Limiter, ManualClock
+from tidegate._core import ConfigError, Gate, Limiter, ManualClock
 
 # The route of what has none: unknown URLs, mostly. They share one bucket, so a scanner is no freer than a client.
 UNROUTED = "(unrouted)"
@@ -78,6 +78,17 @@ def names_kind(by: Sequence[str], wanted: str) -> bool:
         for alternative in entry.split("|")
         for kind in alternative.split("+")
     )
+
+
+class Needs:
+    """What the policies of a gate ask a face to find out. Looked up once for each generation of the file."""
+
+    __slots__ = ("generation", "route", "user")
+
+    def __init__(self, gate: Gate) -> None:
+        self.generation = gate.generation
+        self.route = gate.names("route")
+        self.user = gate.names("user")
 
 
 class Limit:

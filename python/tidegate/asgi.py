@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tidegate._core import Gate, Judgement, ManualClock, asgi_send
-from tidegate._limits import UNROUTED, user_text
+from tidegate._limits import UNROUTED, Needs, user_text
 from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send
 from tidegate._routes import table_of
 
@@ -52,6 +52,7 @@ class TidegateMiddleware:
         self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None else gate
         self.user = user
         self._judge = self.gate.judge_asgi
+        self._needs = Needs(self.gate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -62,18 +63,17 @@ class TidegateMiddleware:
         if state is None:
             state = scope[SCOPE_KEY] = RequestState()
             send = asgi_send(state, send)
-        user = self.user and await ask_user(self.user, scope)
-        judgement = self._judge(scope, user=user, prior=state)
+        if self._needs.generation != self.gate.generation:
+            self._needs = Needs(self.gate)
+        needs, user, route = self._needs, None, None
+        if needs.route:
+            route = route_ahead(self.app, scope)
+        if needs.user and self.user is not None:
+            user = await ask_user(self.user, scope)
+        judgement = self._judge(scope, user=user, route=route, prior=state)
         if judgement.status:
-            # A part that is missing has charged nothing: the request may be judged again with it.
-            judged: Mapping[str, Any] = scope
             if judgement.missing == "ip" and is_test_client(scope):
-                judged = with_loopback_client(scope)
-                judgement = self._judge(judged, user=user, prior=state)
-            if judgement.missing == "route":
-                # Not routed yet. Looked up only where a policy counts by route.
-                route = route_ahead(self.app, scope)
-                judgement = self._judge(judged, user=user, route=route, prior=state)
+                judgement = self._judge(with_loopback_client(scope), user=user, route=route, prior=state)
             if judgement.status:
                 state.refused(judgement)
                 await refuse(scope, receive, send, judgement)

@@ -24,7 +24,7 @@ from werkzeug.exceptions import HTTPException, default_exceptions
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
-from tidegate._limits import UNROUTED, Limit, user_text
+from tidegate._limits import UNROUTED, Limit, Needs, user_text
 from tidegate._request_state import RequestState
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
@@ -326,6 +326,7 @@ class Tidegate:
     ) -> None:
         self.enabled = True
         self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        self._needs: Needs | None = None
         self.limit: Limit | None = None
         if default is not None or limit is not None or window_seconds is not None:
             self.limit = Limit(
@@ -363,10 +364,11 @@ class Tidegate:
             return None
         state = _state_of(actual)
         if self.gate is not None:
-            judgement = self.gate.judge_wsgi(
-                actual.environ, route=_template(actual), user=_user_of(self._user), prior=state
-            )
-            _settle(judgement, state)
+            if self._needs is None or self._needs.generation != self.gate.generation:
+                self._needs = Needs(self.gate)
+            # Who is signed in may take a look into a database: only where a policy asks.
+            user = _user_of(self._user) if self._needs.user else None
+            _settle(self.gate.judge_wsgi(actual.environ, route=_template(actual), user=user, prior=state), state)
         if self.limit is not None:
             _settle(_judge(self.limit, self._user, actual, state), state)
         return None

@@ -150,6 +150,8 @@ static const scene scenes[] = {
     { "a refund of many hits", "t?size=128KiB", "1000/hour sliding_log", "a", prepare_many, REFUND, 120, true, 189 },
     { "a log is compacted", "t?size=64KiB", "8/hour sliding_log", "a", prepare_holes, HIT, 1, true, 40 },
     { "a log without a block", "t?size=128KiB", "500/hour sliding_log", "k7", prepare_no_block, HIT, 1, false, 9 },
+    { "a newcomer takes another log's blocks", "t?size=128KiB", "500/hour sliding_log", "newcomer", prepare_no_block, HIT, 1,
+      false, 12 },
     { "a reset", "t?size=64KiB", "100/minute sliding_log", "a", prepare_block_border, RESET, 0, false, 4 },
     { "another entry is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer", prepare_crowd, HIT, 1, false, 8 },
 };

@@ -246,6 +246,13 @@ a_holder_that_can_run_is_waited_for_beyond_the_deadline(void **state)
 }
 
 static void
+exec_under_the_lock(const char *step)
+{
+    if (strcmp(step, "entry saved") == 0)
+        execlp("sleep", "sleep", "60", (char *)NULL);
+}
+
+static void
 sleep_for_ever(const char *step)
 {
     if (strcmp(step, "entry saved") == 0)
@@ -268,9 +275,43 @@ nobody_waits_longer_than_two_seconds_for_anybody(void **state)
     sleep_us(DEADLINE_US);
     scene now = { store, limiter, pid };
     assert_in_range(wait_of(&now), 2 * SECOND, 2 * SECOND + 500000);
+    const uint64_t begun = now_us();
+    for (int i = 0; i < 100; i++)
+        wait_of(&now);
+    assert_true(now_us() - begun < SECOND); /* and the others hardly at all */
+    sleep_us(DEADLINE_US + 10000);
     kill(pid, SIGKILL);
     child_end(pid);
     assert_true(hit(limiter, "a"));
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+/* exec keeps the process's number and start time, but no thread comes back to give the lock up. */
+static void
+a_lock_left_behind_by_exec_is_given_up_after_sixty_seconds(void **state)
+{
+    (void)state;
+    unlink(path_of("t"));
+    tg_store *store = store_of(uri_of("t?size=128KiB"), NULL);
+    tg_limiter *limiter = limiter_of(store, "1000/hour");
+    const pid_t pid = fork();
+    if (pid == 0) {
+        tg__table_hook = exec_under_the_lock;
+        hit(limiter, "a");
+        _exit(0);
+    }
+    sleep_us(DEADLINE_US);
+    scene now = { store, limiter, pid };
+    wait_of(&now);
+    tg_map map = bytes_of(path_of("t"));
+    tg_segment *segment = tg__map_area(&map, 0).segment;
+    atomic_store(&segment->stalled_at_us, atomic_load(&segment->stalled_at_us) - 60 * SECOND);
+    munmap(map.base, map.bytes);
+    assert_true(hit(limiter, "a"));
+    assert_int_equal(remaining(limiter, "a"), 999);
+    kill(pid, SIGKILL);
+    child_end(pid);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
@@ -288,6 +329,7 @@ main(void)
         cmocka_unit_test(a_holder_that_lost_its_lock_frees_no_other_holders),
         cmocka_unit_test(a_holder_that_can_run_is_waited_for_beyond_the_deadline),
         cmocka_unit_test(nobody_waits_longer_than_two_seconds_for_anybody),
+        cmocka_unit_test(a_lock_left_behind_by_exec_is_given_up_after_sixty_seconds),
     };
     return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -17,6 +17,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (length == 0 || length > sizeof normal || normal[0] != '/' || (length > 1 && normal[length - 1] == '/') ||
         memmem(normal, length, "//", 2) || memmem(normal, length, "/./", 3) || memmem(normal, length, "/../", 4))
         abort();
+    bool differs;
+    const size_t as_sent = tg__path_spell((tg_text){ copy, size }, false, slashed, &differs);
+    if (as_sent == 0 || as_sent > sizeof slashed || slashed[0] != '/' ||
+        (!differs && (as_sent != length || memcmp(slashed, normal, length) != 0)))
+        abort();
     /* A '/' behind it and a query make no other path, as long as it has none of its own. ("http:/" would become a
      * scheme.) */
     if (size > 0 && copy[0] == '/' && !memchr(copy, '?', size) && !memchr(copy, '#', size) && length < 1024) {

@@ -1,5 +1,5 @@
-"""Runs commands as a reader would type them, in namespaces of their own: every port is free, /run, /srv and /dev/shm are
-empty, and whatever was started ends with it.
+"""Runs commands as a reader would type them, in namespaces of their own: every port is free, /run, /srv and /dev/shm
+are empty, and whatever was started ends with it.
 
     unshare … python own_world.py < {"folder", "path", "commands", "port", "requests", "files"}
 
@@ -38,7 +38,13 @@ def main() -> None:
         log = Path(asked["folder"], "log")
         with log.open("ab") as out:
             started = subprocess.Popen(
-                command, shell=True, cwd=asked["folder"], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                command,
+                shell=True,
+                cwd=asked["folder"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
             )
     deadline = time.monotonic() + READY_SECONDS
     while True:
@@ -54,7 +60,9 @@ def main() -> None:
         link = http.client.HTTPConnection("127.0.0.1", asked["port"], timeout=20)
         link.request(method, path)
         answer = link.getresponse()
-        answers.append([answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()])
+        answers.append(
+            [answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()]
+        )
         link.close()
     json.dump(answers, sys.stdout)
     sys.stdout.flush()

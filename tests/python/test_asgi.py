@@ -220,7 +220,8 @@ def test_a_websocket_handshake_is_refused_with_a_denial_response_where_offered(s
     assert (close["type"], close["code"]) == ("websocket.close", 1008)
 
 
-def test_where_the_server_offers_no_denial_response_the_client_sees_1008(setting: Setting) -> None:
+@pytest.mark.fault("R106")
+def test_upgrades_to_paths_without_a_websocket_are_counted_and_refused_with_1008(setting: Setting) -> None:
     app = FastAPI()
     app.add_middleware(TidegateMiddleware, **setting.arguments)
 
@@ -379,3 +380,41 @@ def test_a_peer_that_uvicorn_has_replaced_is_not_walked_again(setting: Setting, 
 def test_scopes_without_a_client_have_the_answer_of_missing_identity(setting: Setting) -> None:
     app = TidegateMiddleware(hello, **setting.arguments)
     assert run(app, http("/api/x", client=None))[0]["status"] == 401
+
+
+def test_a_shared_stand_in_for_missing_parts_does_not_stand_in_for_a_route_that_can_be_found(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    setting.path.write_text(
+        f"store: {setting.store}\npolicies:\n"
+        "  - {name: routes, rules: 1/minute, by: route, missing_identity: shared}\n"
+    )
+
+    async def ok() -> str:
+        return "ok"
+
+    app = FastAPI()
+    app.get("/a/{id}")(ok)
+    app.get("/b/{id}")(ok)
+    app.add_middleware(TidegateMiddleware, **setting.arguments)
+    client = TestClient(app)
+    assert [client.get(path).status_code for path in ("/a/1", "/b/1", "/a/2", "/b/2")] == [200, 200, 429, 429]
+
+
+def test_nobody_is_asked_for_a_user_whom_no_policy_counts_until_a_reload_does(setting: Setting) -> None:
+    asked = []
+
+    def user(scope: Any) -> str:
+        asked.append(1)
+        return "ann"
+
+    setting.path.write_text(f"store: {setting.store}\npolicies:\n  - {{name: a, rules: 5/minute}}\n")
+    gate = Gate(**setting.arguments)
+    client = TestClient(TidegateMiddleware(hello, gate=gate, user=user))
+    assert statuses(client, "/", 1) == [200] and asked == []
+    assert [gate.names(kind) for kind in ("ip", "user", "route", "header:")] == [True, False, False, False]
+    setting.path.write_text(f"store: {setting.store}\npolicies:\n  - {{name: a, rules: 1/minute, by: 'user|header:X'}}\n")
+    gate.reload()
+    assert [gate.names(kind) for kind in ("ip", "user", "route", "header:")] == [False, True, False, True]
+    assert statuses(client, "/", 2) == [200, 429] and len(asked) == 2
+    with pytest.raises(TypeError, match="kind as str"):
+        gate.names(5)  # type: ignore[arg-type]

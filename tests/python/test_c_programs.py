@@ -1,5 +1,6 @@
-"""Runs the cmocka programs: as they are, under address and undefined-behaviour sanitizers, and, where they have threads,
-under the thread sanitizer. One item a program and build; the tests inside are recorded by name for docs/faults.md.
+"""Runs the cmocka programs: as they are, under address and undefined-behaviour sanitizers, and, where they have
+threads, under the thread sanitizer. One item a program and build; the tests inside are recorded by name for
+docs/faults.md.
 
 A program that a build cannot run says so in a comment: `test-builds: plain asan`, with the reason beside it.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 300
@@ -34,7 +36,7 @@ def builds_of(source: Path) -> list[str]:
     return ["plain", "asan"] + (["tsan"] if "pthread_create" in text else [])
 
 
-def programs() -> list[object]:
+def programs() -> list[ParameterSet]:
     found = []
     for source in sorted((ROOT / "tests").rglob("test_*.c")):
         name = source.relative_to(ROOT / "tests").with_suffix("").as_posix().removeprefix("c/")
@@ -47,8 +49,15 @@ def test_c_program_passes(name: str, variant: str, build: Path, make: Callable[.
     program = (build if variant == "plain" else build / variant) / "tests" / name
     make(str(program), variant)
     process = subprocess.Popen(
-        [program], cwd=ROOT, env={**os.environ, **SANITIZERS, "TIDEGATE_BUILD": str(build)}, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        [program],
+        cwd=ROOT,
+        env={**os.environ, **SANITIZERS, "TIDEGATE_BUILD": str(build)},
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     try:
         output, _ = process.communicate(timeout=SECONDS_MAX)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = ["/usr/bin/python3", ROOT / "examples/demo/demo.py"]
+DEMO = ["/usr/bin/python3", str(ROOT / "examples/demo/demo.py")]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives each server a user of its own: needs root")
 

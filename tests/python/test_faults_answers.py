@@ -37,8 +37,15 @@ def gate_of(folder: Path, store: str, clock: ManualClock, rules: str, namespace:
 
 
 def scope_of(client: str, path: str = "/") -> dict[str, Any]:
-    return {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": [],
-            "client": (client, 40000)}
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+        "client": (client, 40000),
+    }
 
 
 def ask(gate: Gate, client: str = "203.0.113.7") -> tuple[int, dict[str, str]]:
@@ -47,9 +54,13 @@ def ask(gate: Gate, client: str = "203.0.113.7") -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.fault("R53")
-@pytest.mark.parametrize("rules", ["7/10s sliding_log", "7/10s fixed_window", "7/10s sliding_counter", "7/10s token_bucket",
-                                   "7/10s leaky_bucket"])
-def test_waiting_exactly_retry_after_is_always_enough(tmp_path: Path, store: str, clock: ManualClock, rules: str) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    ["7/10s sliding_log", "7/10s fixed_window", "7/10s sliding_counter", "7/10s token_bucket", "7/10s leaky_bucket"],
+)
+def test_waiting_exactly_retry_after_is_always_enough(
+    tmp_path: Path, store: str, clock: ManualClock, rules: str
+) -> None:
     import random
 
     draw = random.Random(rules)
@@ -84,7 +95,9 @@ def test_with_a_namespace_the_fields_are_those_of_the_key_that_was_counted(
 
 
 @pytest.mark.fault("R59")
-def test_reset_is_seconds_from_now_and_agrees_with_the_decision(tmp_path: Path, store: str, clock: ManualClock) -> None:
+def test_reset_is_seconds_from_now_and_agrees_with_the_decision(
+    tmp_path: Path, store: str, clock: ManualClock
+) -> None:
     gate = gate_of(tmp_path, store, clock, "5/60s fixed_window")
     for gone_us, said in ((0, "60"), (SECOND_US, "59"), (30 * SECOND_US, "29"), (29 * SECOND_US - 1, "1")):
         clock.advance_us(gone_us)
@@ -94,8 +107,9 @@ def test_reset_is_seconds_from_now_and_agrees_with_the_decision(tmp_path: Path, 
 
 
 @pytest.mark.fault("R67")
-@pytest.mark.parametrize("rules", ["5/1s", "5/1s fixed_window", "5/1s sliding_counter", "5/1s token_bucket",
-                                   "5/1s leaky_bucket"])
+@pytest.mark.parametrize(
+    "rules", ["5/1s", "5/1s fixed_window", "5/1s sliding_counter", "5/1s token_bucket", "5/1s leaky_bucket"]
+)
 def test_every_answer_carries_the_fields_and_remaining_falls(
     tmp_path: Path, store: str, clock: ManualClock, rules: str
 ) -> None:
@@ -107,8 +121,10 @@ def test_every_answer_carries_the_fields_and_remaining_falls(
 
 
 @pytest.mark.fault("R68")
-@pytest.mark.parametrize("rules", ["1/100ms", "10/s fixed_window", "3/7s sliding_counter", "1/1500ms token_bucket",
-                                   "1/year", "2/3s leaky_bucket"])
+@pytest.mark.parametrize(
+    "rules",
+    ["1/100ms", "10/s fixed_window", "3/7s sliding_counter", "1/1500ms token_bucket", "1/year", "2/3s leaky_bucket"],
+)
 def test_retry_after_is_a_whole_positive_number_at_any_instant(
     tmp_path: Path, store: str, clock: ManualClock, rules: str
 ) -> None:
@@ -133,7 +149,8 @@ def test_a_fastapi_error_handler_sees_the_numbers_that_the_fields_tell(store: st
         decision = error.decision
         return JSONResponse(
             {"wait": decision.retry_after, "remaining": decision.remaining, "limit": decision.limit},
-            status_code=429, headers=error.headers,
+            status_code=429,
+            headers=error.headers,
         )
 
     @app.get("/", dependencies=[Depends(tide_fastapi.rate_limit("2/minute", store=store, clock=clock))])
@@ -182,7 +199,9 @@ def test_the_python_faces_refuse_with_429(tmp_path: Path, store: str, clock: Man
     flask = Flask(__name__)
     tide_flask.Tidegate(flask, config=str(config), store=store, clock=clock)
     flask.get("/")(lambda: {})
-    answers = [flask.test_client().get("/", environ_base={"REMOTE_ADDR": "203.0.113.9"}).status_code for _ in range(2)]
+    answers = [
+        flask.test_client().get("/", environ_base={"REMOTE_ADDR": "203.0.113.9"}).status_code for _ in range(2)
+    ]
     assert answers == [200, 429]
     # ... and count in one place: whom the one has refused, the other refuses.
     assert flask.test_client().get("/", environ_base={"REMOTE_ADDR": "203.0.113.8"}).status_code == 429
@@ -218,7 +237,11 @@ def test_no_caller_of_the_shared_table_can_bring_a_time_of_its_own(tmp_path: Pat
     )
     store = f"shared://{tmp_path}/table?size=64KiB"
     admitted = [
-        int(subprocess.run([sys.executable, "-c", program, store, skew], capture_output=True, text=True, check=True).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program, store, skew], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for skew in ("-10", "0", "10")
     ]
     assert admitted == [4, 0, 0]

@@ -43,7 +43,9 @@ def python_tests() -> dict[str, set[str]]:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_"):
                 claimed = re.findall(r"\bfault\(([^)]*)\)", " ".join(map(ast.unparse, function.decorator_list)))
-                found[f"{path.relative_to(ROOT).as_posix()}::{function.name}"] = set(re.findall(r"R\d+", " ".join(claimed)))
+                found[f"{path.relative_to(ROOT).as_posix()}::{function.name}"] = set(
+                    re.findall(r"R\d+", " ".join(claimed))
+                )
     return found
 
 

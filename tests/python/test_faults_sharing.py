@@ -44,7 +44,7 @@ def test_hits_of_one_microsecond_all_count(store: str, tmp_path: Path) -> None:
 
 @pytest.mark.fault("R07")
 def test_two_unrelated_programs_never_get_one_hit_too_many(tmp_path: Path) -> None:
-    """The report's case, thirty times as fast: a short and a long limit together, at full speed, over two long periods."""
+    """The report's case, thirty times as fast: a short and a long limit together, over two long periods."""
     rules, period, limit = "2/33ms; 60/2s", 2.0, 60
     store = f"shared://{tmp_path}/programs?size=1MiB"
     programs = [

@@ -21,6 +21,11 @@ def test_a_fuzz_target_finds_nothing_in_its_first_inputs(
     make(str(program))
     done = subprocess.run(
         [program, "-seed=1", "-runs=20000", "-max_total_time=20", f"-artifact_prefix={tmp_path}/"],
-        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-10000:]

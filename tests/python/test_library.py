@@ -42,7 +42,12 @@ int main(void)
 
 def out(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -52,7 +57,9 @@ def test_the_shared_library_exports_what_the_header_declares_and_nothing_else(
     build: Path, make: Callable[..., None]
 ) -> None:
     make("lib")
-    exported = set(re.findall(r"^\S+ [A-TV-Z] (\w+)", out("nm", "-D", "--defined-only", build / "lib/libtidegate.so"), re.M))
+    exported = set(
+        re.findall(r"^\S+ [A-TV-Z] (\w+)", out("nm", "-D", "--defined-only", build / "lib/libtidegate.so"), re.M)
+    )
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
     declared = set(re.findall(r"\bTG_API\b[^;(]*?\b(tg_\w+)\s*\(", text))
     assert exported == declared
@@ -64,16 +71,29 @@ def test_a_program_built_with_pkg_config_decides(tmp_path: Path, build: Path, ma
     version = out("pkg-config", "--modversion", "tidegate", **where).strip()
     flags = out("pkg-config", "--cflags", "--libs", "tidegate", **where).split()
     (tmp_path / "program.c").write_text(PROGRAM)
-    out("gcc", "-Wall", "-Werror", f'-DVERSION="{version}"', tmp_path / "program.c", *flags, "-o", tmp_path / "program")
+    out(
+        "gcc",
+        "-Wall",
+        "-Werror",
+        f'-DVERSION="{version}"',
+        tmp_path / "program.c",
+        *flags,
+        "-o",
+        tmp_path / "program",
+    )
     said = out(tmp_path / "program", LD_LIBRARY_PATH=str(build / "lib"))
     assert said.split() == ["allowed", "allowed", "denied"]
 
 
 def test_make_install_lays_out_a_library_that_pkg_config_finds(tmp_path: Path, build: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
     subprocess.run(
         ["make", "-s", "-j2", f"B={build}", "PREFIX=/usr", f"DESTDIR={tmp_path}", "install"],
-        cwd=ROOT, env=environment, check=True,
+        cwd=ROOT,
+        env=environment,
+        check=True,
     )
     flags = out("pkg-config", "--libs", "tidegate", PKG_CONFIG_PATH=str(tmp_path / "usr/lib/pkgconfig"))
     assert f"-L{tmp_path}/usr/lib" in os.path.normpath(flags.split()[0])
@@ -82,10 +102,16 @@ def test_make_install_lays_out_a_library_that_pkg_config_finds(tmp_path: Path, b
 
 
 def test_clang_finds_nothing_to_warn_of(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
     done = subprocess.run(
         ["make", "-s", "-j2", f"B={tmp_path}", "CC=clang", "CFLAGS=-O0", "lib", "programs"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -97,6 +123,15 @@ def test_the_header_stands_alone_in_c_and_in_cpp(tmp_path: Path, standard: str) 
     source = tmp_path / "alone.c"
     source.write_text("#include <tidegate.h>\n")
     out(
-        "clang", "-x", language, f"-std={standard}", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
-        f"-I{HEADER.parent}", source,
+        "clang",
+        "-x",
+        language,
+        f"-std={standard}",
+        "-pedantic-errors",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fsyntax-only",
+        f"-I{HEADER.parent}",
+        source,
     )

@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -29,17 +30,25 @@ def blocks(example: str) -> tuple[dict[str, str], list[str]]:
     return files, commands
 
 
-def run(folder: Path, build: Path, example: str, port: int, requests: list[tuple[str, str]], **more: object) -> Answers:
+def run(
+    folder: Path,
+    build: Path,
+    example: str,
+    port: int,
+    requests: list[tuple[str, str]],
+    more_commands: tuple[str, ...] = (),
+    more_files: Mapping[str, str] = MappingProxyType({}),
+) -> Answers:
     files, commands = blocks(example)
     for name, text in files.items():
         (folder / name).write_text(text)
     asked = {
         "folder": str(folder),
         "path": f"{build}/bin:{ROOT}/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "commands": [*commands, *more.get("commands", ())],  # type: ignore[misc]
+        "commands": [*commands, *more_commands],
         "port": port,
         "requests": requests,
-        "files": more.get("files", {}),
+        "files": dict(more_files),
     }
     namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
@@ -48,11 +57,15 @@ def run(folder: Path, build: Path, example: str, port: int, requests: list[tuple
         pytest.skip("this system gives no namespaces to run the README in")
     done = subprocess.run(
         [*namespaces, str(ROOT / ".venv/bin/python"), str(ROOT / "tests/python/own_world.py")],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     log = folder / "log"
     assert done.returncode == 0, f"{done.stderr}\n{log.read_text() if log.exists() else ''}"
-    return [tuple(answer) for answer in json.loads(done.stdout)]  # type: ignore[misc]
+    return [tuple(answer) for answer in json.loads(done.stdout)]
 
 
 def assert_limited_to_five(answers: Answers) -> None:
@@ -90,10 +103,37 @@ def test_the_nginx_example_of_the_readme_limits_as_it_says(
     )
     wait = "until [ -S /run/tidegate.sock ]; do sleep 0.05; done"
     answers = run(
-        tmp_path, build, "nginx", 8080, [("GET", "/downloads/tide.txt")] * 7,
-        commands=[f"{wait}; exec nginx -c {tmp_path}/nginx.conf -g 'daemon off;'"],
-        files={"/srv/www/downloads/tide.txt": "high water\n"},
+        tmp_path,
+        build,
+        "nginx",
+        8080,
+        [("GET", "/downloads/tide.txt")] * 7,
+        more_commands=(f"{wait}; exec nginx -c {tmp_path}/nginx.conf -g 'daemon off;'",),
+        more_files={"/srv/www/downloads/tide.txt": "high water\n"},
     )
     assert_limited_to_five(answers)
     assert answers[0][2] == "high water\n"
     assert "unexpected status" not in (tmp_path / "error.log").read_text()
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    pages = [ROOT / name for name in listed.splitlines()] or [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_every_page_that_the_documentation_names_in_passing_exists() -> None:
+    """Pages are named as `docs/x.md` far more often than linked."""
+    broken = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/**/README.md")]:
+        if "site-packages" in page.parts or ".venv" in page.parts:
+            continue
+        for target in re.findall(r"`((?:docs|csrc|tests|examples|fcgi|python|bench)/[\w./-]+\.\w+)`", page.read_text()):
+            if not (ROOT / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []

@@ -41,11 +41,15 @@ def stub(bare: Path, name: str, script: str) -> None:
 
 
 def setup(bare: Path, purpose: str) -> subprocess.CompletedProcess[str]:
-    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.geteuid() == 0 else []
-    setpriv = [shutil.which(nobody[0]), *nobody[1:]] if nobody else []
+    nobody = ["/usr/bin/setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    setpriv = nobody if os.geteuid() == 0 else []
     return subprocess.run(
-        [*setpriv, "/bin/bash", str(bare / "tree/.ci/setup"), purpose], env={"PATH": str(bare / "bin")},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        [*setpriv, "/bin/bash", str(bare / "tree/.ci/setup"), purpose],
+        env={"PATH": str(bare / "bin")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

@@ -24,7 +24,7 @@
 #define SLICE_US 1000        /* a dead holder is noticed after one slice */
 #define LOOK_AGAIN_US 50000  /* behind a stopped holder: how often one caller looks whether it died */
 #define HIDDEN_STALL_US UINT64_C(1000000)
-#define HIDDEN_GIVE_UP_US UINT64_C(60000000)
+#define GIVE_UP_US UINT64_C(60000000)
 #define WAIT_MAX_US UINT64_C(2000000)
 
 uint64_t
@@ -199,13 +199,12 @@ pause_briefly(void)
 #endif
 }
 
-static tg_lock_outcome
-inherit(tg_segment *segment, uint64_t word, uint64_t self, bool *lost)
+/* From the very word that was judged: two that find the same death cannot both take over. */
+static bool
+inherit(tg_segment *segment, uint64_t word, uint64_t self)
 {
-    /* From the very word that was judged: two that find the same death cannot both take over. */
-    *lost = !atomic_compare_exchange_strong_explicit(&segment->lock, &word, self | TG_LOCK_WAITERS,
-                                                     memory_order_acquire, memory_order_relaxed);
-    return TG_LOCK_INHERITED;
+    return atomic_compare_exchange_strong_explicit(&segment->lock, &word, self | TG_LOCK_WAITERS, memory_order_acquire,
+                                                   memory_order_relaxed);
 }
 
 static bool
@@ -222,15 +221,37 @@ spin(tg_segment *segment, uint64_t self)
     return false;
 }
 
+/* Tells others not to wait behind this holder. The first mark's time stays: from it the giving up is counted. */
+static void
+mark_stalled(tg_segment *segment, uint64_t generation, uint64_t now_us)
+{
+    if (atomic_load_explicit(&segment->stalled, memory_order_relaxed) == generation + 1)
+        return;
+    atomic_store_explicit(&segment->stalled_at_us, now_us, memory_order_relaxed);
+    atomic_store_explicit(&segment->stalled, generation + 1, memory_order_relaxed);
+}
+
+/* Whether this caller may look at a holder that is marked as stalled: one of them every now and then. */
+static bool
+may_look(uint64_t now_us)
+{
+    static _Atomic uint64_t next_us;
+    const uint64_t due_us = atomic_load_explicit(&next_us, memory_order_relaxed);
+    if (now_us < due_us && due_us - now_us <= LOOK_AGAIN_US)
+        return false;
+    atomic_store_explicit(&next_us, now_us + LOOK_AGAIN_US, memory_order_relaxed);
+    return true;
+}
+
 tg_lock_outcome
 tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
 {
     if (spin(segment, self))
         return TG_LOCK_TAKEN;
     const uint64_t begun_us = tg__boot_now_us();
-    uint64_t now_us = begun_us, moved_us = begun_us;
+    uint64_t now_us = begun_us, moved_us = begun_us, wait_max_us = WAIT_MAX_US;
     uint64_t seen_word = 0, seen_generation = 0;
-    bool first = true, lost;
+    bool first = true;
     for (;;) {
         uint64_t word = atomic_load_explicit(&segment->lock, memory_order_relaxed);
         if (word == 0) {
@@ -240,48 +261,42 @@ tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
             continue;
         }
         const uint64_t generation = atomic_load_explicit(&segment->generation, memory_order_relaxed);
-        if ((word & ~TG_LOCK_WAITERS) != seen_word || generation != seen_generation) {
+        const bool moved = (word & ~TG_LOCK_WAITERS) != seen_word || generation != seen_generation;
+        const bool stalled = moved && atomic_load_explicit(&segment->stalled, memory_order_relaxed) == generation + 1;
+        if (moved) {
             seen_word = word & ~TG_LOCK_WAITERS;
             seen_generation = generation;
             moved_us = now_us;
-            const bool stalled = atomic_load_explicit(&segment->stalled, memory_order_relaxed) == generation + 1;
-            if (stalled) {
-                /* Somebody has waited for this one already. Look, now and then, whether it has died since. */
-                static _Atomic uint64_t look_us;
-                uint64_t due_us = atomic_load_explicit(&look_us, memory_order_relaxed);
-                if (now_us < due_us && due_us - now_us <= LOOK_AGAIN_US)
-                    return TG_LOCK_TIMEOUT;
-                atomic_store_explicit(&look_us, now_us + LOOK_AGAIN_US, memory_order_relaxed);
-                const uint64_t since_us = atomic_load_explicit(&segment->stalled_at_us, memory_order_relaxed);
-                const holder found = holder_look(word, self);
-                const bool given_up =
-                    found == HOLDER_HIDDEN && (since_us > now_us || now_us - since_us >= HIDDEN_GIVE_UP_US);
-                if (found == HOLDER_DEAD || given_up) {
-                    const tg_lock_outcome outcome = inherit(segment, word, self, &lost);
-                    if (!lost)
-                        return outcome;
-                } else if (found != HOLDER_RUNS) {
-                    return TG_LOCK_TIMEOUT;
-                }
-            }
-        } else if (!first) {
+        }
+        if (stalled && !may_look(now_us))
+            return TG_LOCK_TIMEOUT;
+        if (stalled || (!moved && !first)) {
             const holder found = holder_look(word, self);
-            if (found == HOLDER_DEAD) {
-                const tg_lock_outcome outcome = inherit(segment, word, self, &lost);
-                if (!lost)
-                    return outcome;
+            const uint64_t since_us = atomic_load_explicit(&segment->stalled_at_us, memory_order_relaxed);
+            /* A stopped holder is seen to be alive and is never given up. One out of sight may have died; one that runs and
+             * has not moved for a minute has become another program (exec keeps number and start time) or was frozen. */
+            const bool given_up = stalled && found != HOLDER_STOPPED && (since_us > now_us || now_us - since_us >= GIVE_UP_US);
+            if (found == HOLDER_DEAD || given_up) {
+                if (inherit(segment, word, self))
+                    return TG_LOCK_INHERITED;
                 continue;
             }
+            if (stalled && found != HOLDER_RUNS)
+                return TG_LOCK_TIMEOUT;
+            if (stalled)
+                wait_max_us = 2 * SLICE_US; /* perhaps it has just been let go on */
             const uint64_t still_us = now_us - moved_us;
             if ((found == HOLDER_STOPPED && still_us >= timeout_us) ||
                 (found == HOLDER_HIDDEN && still_us >= HIDDEN_STALL_US)) {
-                atomic_store_explicit(&segment->stalled_at_us, now_us, memory_order_relaxed);
-                atomic_store_explicit(&segment->stalled, generation + 1, memory_order_relaxed);
+                mark_stalled(segment, generation, now_us);
                 return TG_LOCK_TIMEOUT;
             }
         }
-        if (now_us - begun_us >= WAIT_MAX_US)
+        if (now_us - begun_us >= wait_max_us) {
+            if (now_us - moved_us >= wait_max_us)
+                mark_stalled(segment, generation, now_us);
             return TG_LOCK_TIMEOUT;
+        }
         if (!(word & TG_LOCK_WAITERS)) {
             if (!atomic_compare_exchange_weak_explicit(&segment->lock, &word, word | TG_LOCK_WAITERS,
                                                        memory_order_relaxed, memory_order_relaxed))

@@ -54,6 +54,31 @@ whatever_reaches_one_handler_is_one_path(void **unused)
 }
 
 static void
+a_path_as_sent_keeps_its_empty_and_dot_segments(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *raw, *as_sent;
+        bool differs;
+    } cases[] = {
+        { "/a/b", "/a/b", false },           { "/a/b/", "/a/b", false },        { "/", "/", false },
+        { "", "/", false },                  { "/%61/b?x/../y", "/a/b", false }, { "/a/...", "/a/...", false },
+        { "/a/../b", "/a/../b", true },      { "/a/%2e%2E/b/", "/a/../b", true }, { "/a//b", "/a//b", true },
+        { "//", "/", true },                 { "/a//", "/a/", true },           { "/a/.", "/a/.", true },
+        { "/a/..", "/a/..", true },          { "/a%2F%2Fb", "/a//b", true },    { "..", "/..", true },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char spelt[TG_PATH_BYTES_MAX];
+        bool differs, again;
+        const tg_text text = { spelt, tg__path_spell(tg_text_of(cases[i].raw), false, spelt, &differs) };
+        if (!tg__text_is(text, cases[i].as_sent) || differs != cases[i].differs)
+            fail_msg("%s is %.*s", cases[i].raw, (int)text.length, text.data);
+        tg__path_spell(tg_text_of(cases[i].raw), true, spelt, &again);
+        assert_int_equal(again, differs);
+    }
+}
+
+static void
 a_nul_byte_is_a_byte_like_any_other(void **unused)
 {
     (void)unused;
@@ -163,6 +188,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whatever_reaches_one_handler_is_one_path),
+        cmocka_unit_test(a_path_as_sent_keeps_its_empty_and_dot_segments),
         cmocka_unit_test(a_nul_byte_is_a_byte_like_any_other),
         cmocka_unit_test(a_long_path_keeps_both_ends_and_stays_distinct),
         cmocka_unit_test(dots_climb_out_of_a_path_longer_than_the_buffer),
