@@ -4,6 +4,7 @@
  * test-builds: plain asan */
 #include "server.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 #define DEADLINE_US UINT64_C(50000)
@@ -421,6 +422,29 @@ a_killed_redis_is_found_again_within_two_seconds(void **unused)
 }
 
 static void
+trouble_under_load_speaks_once_as_it_begins_and_once_as_it_ends(void **unused)
+{
+    (void)unused;
+    site one = site_open("1000000/hour token_bucket");
+    hit(one.limiter, "a");
+    server_kill(&redis);
+    for (const uint64_t until_us = tg__monotonic_us() + 3 * SECOND_US; tg__monotonic_us() < until_us; sleep_us(500))
+        assert_true(hit(one.limiter, "a").degraded);
+    server_start(&redis, NULL);
+    assert_in_range(recovery_us(one.limiter, "a"), 0, 2 * SECOND_US);
+    for (const uint64_t until_us = tg__monotonic_us() + 1500000; tg__monotonic_us() < until_us; sleep_us(500))
+        assert_false(hit(one.limiter, "a").degraded);
+    tg_notice notice;
+    const char *const expected[] = { "store-failing", "store-answers" };
+    for (size_t i = 0; i < 2; i++) {
+        assert_true(tg_notice_take(&notice));
+        assert_string_equal(notice.code, expected[i]);
+    }
+    assert_false(tg_notice_take(&notice));
+    site_close(&one);
+}
+
+static void
 closed_policy_refuses_and_local_policy_counts_while_redis_is_away(void **unused)
 {
     (void)unused;
@@ -557,6 +581,74 @@ garbage_for_a_reply_is_a_store_that_does_not_answer(void **unused)
         liar_end(&one);
     }
     forget_notices();
+}
+
+/* ---- between the store and the server ---- */
+
+/* Passes everything on, but tells of a missing script in words of its own, as proxies do, and makes it missing again before
+ * the store's next word. */
+typedef struct proxy {
+    int listener;
+    char path[96], after_miss[16]; /* how the store's next call began */
+    pthread_t thread;
+} proxy;
+
+static void *
+pass_on(void *argument)
+{
+    proxy *one = argument;
+    static char bytes[1 << 18];
+    const int client = accept(one->listener, NULL, NULL);
+    redisContext *behind = redisConnectUnix(redis.path);
+    struct pollfd both[2] = { { .fd = client, .events = POLLIN }, { .fd = behind->fd, .events = POLLIN } };
+    bool missed = false;
+    while (poll(both, 2, 5000) > 0) {
+        if (both[0].revents) {
+            const ssize_t got = read(client, bytes, sizeof bytes);
+            if (got <= 0)
+                break;
+            if (missed && one->after_miss[0] == '\0')
+                memcpy(one->after_miss, bytes, sizeof one->after_miss - 1);
+            (void)!write(behind->fd, bytes, (size_t)got);
+        }
+        if (both[1].revents) {
+            ssize_t got = read(behind->fd, bytes, sizeof bytes);
+            if (got <= 0)
+                break;
+            if (strncmp(bytes, "-NOSCRIPT", 9) == 0) {
+                got = sprintf(bytes, "-ERR backend 3: NOSCRIPT No matching script. Please use EVAL.\r\n");
+                missed = true;
+                server_ask(&redis, NULL, "SCRIPT FLUSH");
+            }
+            (void)!write(client, bytes, (size_t)got);
+        }
+    }
+    redisFree(behind);
+    close(client);
+    return NULL;
+}
+
+static void
+a_missing_script_is_understood_in_a_proxys_words_and_sent_whole(void **unused)
+{
+    (void)unused;
+    proxy one = { .listener = socket(AF_UNIX, SOCK_STREAM, 0) };
+    snprintf(one.path, sizeof one.path, "%s/proxy", redis.folder);
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", one.path);
+    assert_int_equal(bind(one.listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(one.listener, 4), 0);
+    assert_int_equal(pthread_create(&one.thread, NULL, pass_on, &one), 0);
+    char uri[200];
+    snprintf(uri, sizeof uri, "redis+unix://%s?connections=1&timeout_ms=2000", one.path);
+    site through = site_open_so(uri, "5/minute");
+    const tg_decision decision = hit(through.limiter, "a"); /* no script is there yet */
+    assert_false(decision.degraded);
+    assert_int_equal(decision.remaining, 4);
+    site_close(&through);
+    pthread_join(one.thread, NULL);
+    close(one.listener);
+    assert_non_null(strstr(one.after_miss, "$4\r\nEVAL\r\n"));
 }
 
 /* ---- start ---- */
@@ -738,10 +830,12 @@ main(void)
         cmocka_unit_test_setup_teardown(a_late_reply_is_never_taken_for_the_next_ones, begin, end),
         cmocka_unit_test_setup_teardown(a_connection_closed_while_idle_is_replaced_in_silence, begin, end),
         cmocka_unit_test_setup_teardown(a_killed_redis_is_found_again_within_two_seconds, begin, end),
+        cmocka_unit_test_setup_teardown(trouble_under_load_speaks_once_as_it_begins_and_once_as_it_ends, begin, end),
         cmocka_unit_test_setup_teardown(closed_policy_refuses_and_local_policy_counts_while_redis_is_away, begin, end),
         cmocka_unit_test_setup_teardown(no_more_clients_is_told_and_passes, begin, end),
         cmocka_unit_test_setup_teardown(a_silent_peer_does_not_hold_up_start_or_requests, begin, end),
         cmocka_unit_test_setup_teardown(garbage_for_a_reply_is_a_store_that_does_not_answer, begin, end),
+        cmocka_unit_test_setup_teardown(a_missing_script_is_understood_in_a_proxys_words_and_sent_whole, begin, end),
         cmocka_unit_test_setup_teardown(a_start_without_redis_succeeds_and_finds_it_later, begin, end),
         cmocka_unit_test_setup_teardown(a_wrong_or_missing_password_is_an_error_at_start, begin, end),
         cmocka_unit_test_setup_teardown(a_password_changed_while_running_is_a_store_failure, begin, end),
