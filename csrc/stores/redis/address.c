@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #define PORT_DEFAULT 6379
+#define SENTINEL_PORT_DEFAULT 26379
 #define CONNECTIONS_DEFAULT 16
 #define TIMEOUT_MS_MAX 2000 /* as for every store */
 
@@ -93,17 +94,11 @@ parse_db(tg_text text, tg_redis_address *address, tg_error *error)
     return TG_OK;
 }
 
+/* host, host:port, [IPv6], [IPv6]:port */
 static tg_status
-parse_host(tg_text text, tg_redis_address *address, tg_error *error)
+parse_host(tg_text text, uint16_t port_default, tg_redis_host *parsed, tg_error *error)
 {
     char shown[80];
-    const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
-    if (slash) {
-        const tg_status status = parse_db(after(text, slash), address, error);
-        if (status != TG_OK)
-            return status;
-        text = until(text, slash);
-    }
     tg_text host = text, port = { NULL, 0 };
     if (text.length && text.data[0] == '[') {
         const char *close = memchr(text.data, ']', text.length);
@@ -120,18 +115,75 @@ parse_host(tg_text text, tg_redis_address *address, tg_error *error)
             port = after(text, colon);
         }
     }
-    uint64_t number = PORT_DEFAULT;
+    uint64_t number = port_default;
     if (port.data && (!tg__text_number(port, 65535, &number) || number == 0))
         return tg__error(error, TG_E_CONFIG, "Redis port '%s': expected 1 to 65535", tg__text_show(port, shown, sizeof shown));
     if (host.length == 0)
         host = tg_text_of("127.0.0.1");
     if (host.length > TG__REDIS_HOST_MAX)
         return tg__error(error, TG_E_CONFIG, "a Redis host has at most %d bytes", TG__REDIS_HOST_MAX);
-    memcpy(address->host, host.data, host.length);
-    address->host[host.length] = '\0';
-    address->port = (uint16_t)number;
-    snprintf(address->shown, sizeof address->shown, "redis at %s:%u", tg__text_show(host, shown, sizeof shown),
-             address->port);
+    memcpy(parsed->host, host.data, host.length);
+    parsed->host[host.length] = '\0';
+    parsed->port = (uint16_t)number;
+    return TG_OK;
+}
+
+static tg_status
+parse_server(tg_text text, tg_redis_address *address, tg_error *error)
+{
+    const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
+    if (slash) {
+        const tg_status status = parse_db(after(text, slash), address, error);
+        if (status != TG_OK)
+            return status;
+        text = until(text, slash);
+    }
+    tg_redis_host server;
+    const tg_status status = parse_host(text, PORT_DEFAULT, &server, error);
+    if (status != TG_OK)
+        return status;
+    memcpy(address->host, server.host, sizeof address->host);
+    address->port = server.port;
+    char shown[128];
+    snprintf(address->shown, sizeof address->shown, "redis at %s:%u",
+             tg__text_show(tg_text_of(server.host), shown, sizeof shown), server.port);
+    return TG_OK;
+}
+
+/* sentinel,sentinel:port/master or with /db behind it */
+static tg_status
+parse_sentinels(tg_text text, tg_redis_address *address, tg_error *error)
+{
+    const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
+    tg_text name = slash ? after(text, slash) : (tg_text){ NULL, 0 };
+    const char *second = name.length ? memchr(name.data, '/', name.length) : NULL;
+    tg_status status = second ? parse_db(after(name, second), address, error) : TG_OK;
+    if (status != TG_OK)
+        return status;
+    if (second)
+        name = until(name, second);
+    if (name.length == 0 || name.length > TG__SENTINEL_NAME_MAX)
+        return tg__error(error, TG_E_CONFIG,
+                         "a redis+sentinel:// URI names the master behind its sentinels, in at most %d bytes: "
+                         "redis+sentinel://host,host:26379/mymaster",
+                         TG__SENTINEL_NAME_MAX);
+    memcpy(address->master, name.data, name.length);
+    address->master[name.length] = '\0';
+    tg_text hosts = until(text, slash);
+    do {
+        const char *comma = hosts.length ? memchr(hosts.data, ',', hosts.length) : NULL;
+        if (address->sentinel_count == TG__SENTINELS_MAX)
+            return tg__error(error, TG_E_CONFIG, "a redis+sentinel:// URI names at most %d sentinels", TG__SENTINELS_MAX);
+        status = parse_host(comma ? until(hosts, comma) : hosts, SENTINEL_PORT_DEFAULT,
+                            &address->sentinels[address->sentinel_count++], error);
+        if (status != TG_OK)
+            return status;
+        hosts = comma ? after(hosts, comma) : (tg_text){ NULL, 0 };
+    } while (hosts.length);
+    address->port = address->sentinels[0].port; /* not 0: no path */
+    char shown[80];
+    snprintf(address->shown, sizeof address->shown, "redis '%s' of sentinel",
+             tg__text_show(tg_text_of(address->master), shown, sizeof shown));
     return TG_OK;
 }
 
@@ -189,9 +241,11 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
     if (tg__text_is(uri->scheme, "rediss"))
         return tg__error(error, TG_E_UNSUPPORTED, "rediss:// needs TLS, which this build was made without (hiredis %d.%d%s)",
                          HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_MAJOR < 1 ? ", TLS came with 1.0" : "");
-    if (!unix_socket && !tg__text_is(uri->scheme, "redis")) {
+    const bool sentinel = tg__text_is(uri->scheme, "redis+sentinel");
+    if (!unix_socket && !sentinel && !tg__text_is(uri->scheme, "redis")) {
         char shown[32];
-        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there are redis:// and redis+unix://",
+        return tg__error(error, TG_E_UNSUPPORTED,
+                         "store '%s://' is not available yet; there are redis://, redis+unix:// and redis+sentinel://",
                          tg__text_show(uri->scheme, shown, sizeof shown));
     }
     tg_text rest = uri->rest;
@@ -205,7 +259,9 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
         rest = after(rest, at);
     }
     if (status == TG_OK)
-        status = unix_socket ? parse_path(rest, address, error) : parse_host(rest, address, error);
+        status = unix_socket ? parse_path(rest, address, error)
+                 : sentinel  ? parse_sentinels(rest, address, error)
+                             : parse_server(rest, address, error);
     if (status == TG_OK)
         status = parse_options(uri, address, error);
     if (status != TG_OK)

@@ -452,7 +452,7 @@ connect_for_waiting(tg_async *client)
     tg_error error;
     client->connects_until_us = tg__monotonic_us() + client->store->timeout_us;
     const tg_trouble trouble =
-        tg__lookup_begin(&client->store->address, &client->lookup, &client->addresses, &error);
+        tg__lookup_begin(&client->store->address, client->connects_until_us, &client->lookup, &client->addresses, &error);
     client->state = STATE_LOOKUP;
     if (trouble != TG__TROUBLE_NONE) {
         lose_connection(client, trouble, &error, false);

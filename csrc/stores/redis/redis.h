@@ -32,6 +32,13 @@ bool tg__redis_unknown_script(const char *reply);
 /* ---- where the server is ---- */
 
 #define TG__REDIS_HOST_MAX 255
+#define TG__SENTINELS_MAX 8
+#define TG__SENTINEL_NAME_MAX 64
+
+typedef struct tg_redis_host {
+    char host[TG__REDIS_HOST_MAX + 1];
+    uint16_t port;
+} tg_redis_host;
 
 typedef struct tg_redis_address {
     char host[TG__REDIS_HOST_MAX + 1]; /* or the socket's path */
@@ -41,6 +48,10 @@ typedef struct tg_redis_address {
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
     uint64_t timeout_us; /* 0: not said in the URI */
+    /* redis+sentinel: who is asked where the master is, for each new connection; `host` and `port` are then the first's. */
+    tg_redis_host sentinels[TG__SENTINELS_MAX];
+    size_t sentinel_count;
+    char master[TG__SENTINEL_NAME_MAX + 1];
 } tg_redis_address;
 
 /* TG_E_CONFIG names the piece; TG_E_UNSUPPORTED for kinds of address that this build cannot serve. No message holds a
@@ -82,8 +93,10 @@ void tg__wire_close(tg_redis_wire *wire);
  * the caller's. `connecting`: it is under way, and the descriptor is writable when it is done. */
 typedef struct tg_lookup tg_lookup;
 struct addrinfo;
-/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). */
-tg_trouble tg__lookup_begin(const tg_redis_address *address, tg_lookup **lookup, struct addrinfo **found, tg_error *error);
+/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). Sentinels are asked in
+ * the lookup too: never past `deadline_us`, and never for an address remembered from before. */
+tg_trouble tg__lookup_begin(const tg_redis_address *address, uint64_t deadline_us, tg_lookup **lookup,
+                            struct addrinfo **found, tg_error *error);
 int tg__lookup_fd(const tg_lookup *lookup);
 tg_trouble tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrinfo **found, tg_error *error);
 void tg__lookup_give_up(tg_lookup *lookup); /* accepts NULL */

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -62,8 +63,13 @@ struct tg_lookup {
     bool done, given_up;
     int result;
     int answered; /* an eventfd */
-    char host[TG__REDIS_HOST_MAX + 1], port[8];
+    uint64_t deadline_us;
     struct addrinfo *found;
+    char says[256]; /* what went wrong */
+    tg_redis_host server;
+    size_t sentinel_count; /* 0: `server` is where to go */
+    tg_redis_host sentinels[TG__SENTINELS_MAX];
+    char master[TG__SENTINEL_NAME_MAX + 1];
 };
 
 static void
@@ -77,13 +83,64 @@ lookup_free(tg_lookup *lookup)
     free(lookup);
 }
 
+/* One sentinel's word on where the master is, into lookup->server. */
+static bool
+ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    if (now_us >= lookup->deadline_us)
+        return false;
+    const uint64_t share_us = (lookup->deadline_us - now_us) / left; /* one that is silent must not cost all of it */
+    const struct timeval wait = { (time_t)(share_us / 1000000), (suseconds_t)(share_us % 1000000) };
+    redisContext *link = redisConnectWithTimeout(sentinel->host, sentinel->port, wait);
+    redisReply *reply = NULL;
+    if (link && !link->err && redisSetTimeout(link, wait) == REDIS_OK)
+        reply = redisCommand(link, "SENTINEL GET-MASTER-ADDR-BY-NAME %s", lookup->master);
+    bool known = false;
+    if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
+        reply->element[0]->type == REDIS_REPLY_STRING && reply->element[1]->type == REDIS_REPLY_STRING &&
+        reply->element[0]->len > 0 && reply->element[0]->len <= TG__REDIS_HOST_MAX) {
+        uint64_t port;
+        known = tg__text_number((tg_text){ reply->element[1]->str, reply->element[1]->len }, 65535, &port) && port > 0;
+        if (known) {
+            memcpy(lookup->server.host, reply->element[0]->str, reply->element[0]->len + 1);
+            lookup->server.port = (uint16_t)port;
+        }
+    }
+    if (!known)
+        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %s", sentinel->host, sentinel->port,
+                 !link || link->err ? "is not reached"
+                 : !reply           ? "does not answer"
+                 : reply->type == REDIS_REPLY_NIL || reply->type == REDIS_REPLY_ARRAY ? "does not know this master"
+                                                                                      : "refuses to say");
+    if (reply)
+        freeReplyObject(reply);
+    if (link)
+        redisFree(link);
+    return known;
+}
+
 static void *
 lookup_run(void *argument)
 {
     tg_lookup *lookup = argument;
-    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG };
+    /* The application's handlers are for its own threads, and a broken sentinel raises SIGPIPE in this one. */
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    bool known = lookup->sentinel_count == 0;
+    for (size_t i = 0; !known && i < lookup->sentinel_count; i++)
+        known = ask_sentinel(lookup, &lookup->sentinels[i], (unsigned)(lookup->sentinel_count - i));
     struct addrinfo *found = NULL;
-    const int result = getaddrinfo(lookup->host, lookup->port, &hints, &found);
+    int result = EAI_FAIL;
+    if (known) {
+        const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG };
+        char port[8];
+        snprintf(port, sizeof port, "%u", lookup->server.port);
+        result = getaddrinfo(lookup->server.host, port, &hints, &found);
+        if (result != 0)
+            snprintf(lookup->says, sizeof lookup->says, "the name '%.120s': %s", lookup->server.host, gai_strerror(result));
+    }
     pthread_mutex_lock(&lookup->lock);
     lookup->result = result;
     lookup->found = result == 0 ? found : NULL;
@@ -98,7 +155,7 @@ lookup_run(void *argument)
 }
 
 static tg_lookup *
-lookup_start(const tg_redis_address *address, tg_error *error)
+lookup_start(const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
 {
     tg_lookup *lookup = calloc(1, sizeof *lookup);
     if (!lookup) {
@@ -106,8 +163,12 @@ lookup_start(const tg_redis_address *address, tg_error *error)
         return NULL;
     }
     pthread_mutex_init(&lookup->lock, NULL);
-    memcpy(lookup->host, address->host, sizeof lookup->host);
-    snprintf(lookup->port, sizeof lookup->port, "%u", address->port);
+    lookup->deadline_us = deadline_us;
+    memcpy(lookup->server.host, address->host, sizeof lookup->server.host);
+    lookup->server.port = address->port;
+    lookup->sentinel_count = address->sentinel_count;
+    memcpy(lookup->sentinels, address->sentinels, sizeof lookup->sentinels);
+    memcpy(lookup->master, address->master, sizeof lookup->master);
     lookup->answered = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_attr_t detached;
     pthread_attr_init(&detached);
@@ -117,7 +178,7 @@ lookup_start(const tg_redis_address *address, tg_error *error)
         lookup->answered == -1 ? errno : pthread_create(&thread, &detached, lookup_run, lookup);
     pthread_attr_destroy(&detached);
     if (failure) {
-        tg__error_system(error, TG_E_STORE, failure, "redis: a thread to look '%s' up", address->host);
+        tg__error_system(error, TG_E_STORE, failure, "%s: a thread to look it up", address->shown);
         lookup_free(lookup);
         return NULL;
     }
@@ -125,16 +186,18 @@ lookup_start(const tg_redis_address *address, tg_error *error)
 }
 
 tg_trouble
-tg__lookup_begin(const tg_redis_address *address, tg_lookup **lookup, struct addrinfo **found, tg_error *error)
+tg__lookup_begin(const tg_redis_address *address, uint64_t deadline_us, tg_lookup **lookup, struct addrinfo **found,
+                 tg_error *error)
 {
     const struct addrinfo numeric = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
     char port[8];
     *lookup = NULL;
     *found = NULL;
     snprintf(port, sizeof port, "%u", address->port);
-    if (address->port == 0 || getaddrinfo(address->host, port, &numeric, found) == 0)
+    if (address->port == 0 ||
+        (address->sentinel_count == 0 && getaddrinfo(address->host, port, &numeric, found) == 0))
         return TG__TROUBLE_NONE;
-    *lookup = lookup_start(address, error);
+    *lookup = lookup_start(address, deadline_us, error);
     return *lookup ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
 }
 
@@ -166,18 +229,16 @@ tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrin
     if (done) {
         *found = lookup->found;
         lookup->found = NULL;
+        if (result != 0)
+            tg__error(error, TG_E_STORE, "%s: %s", address->shown, lookup->says);
     }
     pthread_mutex_unlock(&lookup->lock);
     tg__lookup_give_up(lookup);
     if (!done) {
-        tg__error(error, TG_E_STORE, "redis: the name '%s' was not found in time", address->host);
+        tg__error(error, TG_E_STORE, "%s: it was not found in time", address->shown);
         return TG__TROUBLE_TIMEOUT;
     }
-    if (result != 0) {
-        tg__error(error, TG_E_STORE, "redis: the name '%s': %s", address->host, gai_strerror(result));
-        return TG__TROUBLE_LINK;
-    }
-    return TG__TROUBLE_NONE;
+    return result == 0 ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
 }
 
 /* ---- connecting ---- */
@@ -246,7 +307,7 @@ connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadl
 {
     tg_lookup *lookup;
     struct addrinfo *found;
-    tg_trouble trouble = tg__lookup_begin(address, &lookup, &found, error);
+    tg_trouble trouble = tg__lookup_begin(address, deadline_us, &lookup, &found, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     if (lookup) {

@@ -82,7 +82,9 @@ a_wrong_uri_is_an_error_that_repeats_no_password(void **unused)
         { "redis:/:hunter2@host", TG_E_CONFIG, "redis://" },
         { "redis+unix://:hunter2@relative", TG_E_CONFIG, "absolute" },
         { "rediss://:hunter2@host", TG_E_UNSUPPORTED, "TLS" },
-        { "redis+sentinel://:hunter2@host/name", TG_E_UNSUPPORTED, "not available" },
+        { "redis+sentinel://:hunter2@host", TG_E_CONFIG, "names the master" },
+        { "redis+sentinel://:hunter2@host:x,other/name", TG_E_CONFIG, "port" },
+        { "redis+sentinel://:hunter2@a,b,c,d,e,f,g,h,i/name", TG_E_CONFIG, "at most 8" },
         { "redis+cluster://:hunter2@host", TG_E_UNSUPPORTED, "not available" },
         { "tiered+redis://:hunter2@host", TG_E_UNSUPPORTED, "not available" },
     };
@@ -112,6 +114,17 @@ passwords_users_and_databases_are_taken_from_the_uri(void **unused)
     assert_int_equal(tg__redis_address_parse(&plain, &address, NULL), TG_OK);
     assert_null(address.user);
     assert_string_equal(address.shown, "redis at 127.0.0.1:6379");
+    const tg_store_uri sentinel = { .scheme = tg_text_of("redis+sentinel"),
+                                    .rest = tg_text_of(":p@one,[::1]:5,three:7/main/2") };
+    assert_int_equal(tg__redis_address_parse(&sentinel, &address, NULL), TG_OK);
+    assert_int_equal(address.sentinel_count, 3);
+    assert_string_equal(address.sentinels[0].host, "one");
+    assert_int_equal(address.sentinels[0].port, 26379);
+    assert_string_equal(address.sentinels[1].host, "::1");
+    assert_int_equal(address.sentinels[2].port, 7);
+    assert_string_equal(address.master, "main");
+    assert_int_equal(address.db, 2);
+    tg__redis_address_fini(&address);
     const tg_store_uri path = { .scheme = tg_text_of("redis+unix"), .rest = tg_text_of("u:p@/run/a@b.sock") };
     assert_int_equal(tg__redis_address_parse(&path, &address, NULL), TG_OK);
     assert_string_equal(address.password, "p");
