@@ -16,6 +16,7 @@
 
 #define TGPY_NAMES(X)                                                                                                  \
     X(cost) X(dims) X(route) X(user) X(prior)                                                                          \
+    X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
@@ -35,6 +36,7 @@ typedef enum tgpy_name {
 
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
+    PyTypeObject *answers_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
@@ -89,6 +91,8 @@ typedef struct tgpy_gate {
     PyObject_HEAD
     tgpy_state *state;
     tg_gate *gate; /* NULL: switched off */
+    uint64_t looked; /* the generation that the two below speak of */
+    bool names_route, names_user;
 } tgpy_gate;
 
 /* Around a call into the library that asks a store. A table answers sooner than the interpreter's lock is let go and taken
@@ -164,7 +168,7 @@ bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -215,10 +219,19 @@ PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
+/* One Limiter or Gate judges a scope. route may be NULL; prior is a list or tuple of Judgement. */
+PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
+                           uint64_t cost);
 
 /* ---- send.c ---- */
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
+PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send); /* asgi_send() of checked arguments */
+
+/* ---- asgi.c ---- */
+
+PyObject *tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

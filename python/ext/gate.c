@@ -38,6 +38,7 @@ gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->state = state;
     self->gate = NULL;
+    self->looked = 0; /* generations count from 1 */
 
     tg_text path_text, store_text;
     PyObject *path_made = NULL, *store_made = NULL;

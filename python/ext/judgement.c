@@ -497,6 +497,27 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
 }
 
 PyObject *
+tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
+                 uint64_t cost)
+{
+    const struct options options = { .route = route, .prior = prior, .cost = cost };
+    const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;
+    tg_gate *gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
+    tg_limiter *limiter = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;
+    if (!gate && !limiter)
+        return unmatched(state);
+    tgpy_request request;
+    PyObject *made = NULL;
+    if (tgpy_request_of_scope(state, &request, scope, route, NULL)) {
+        made = judge(state, limiter_or_gate, gate, &limiter, 1, &request, &options);
+        say_resolved(state, &request.request);
+    }
+    tgpy_request_fini(&request);
+    tgpy_log_notices(state);
+    return made;
+}
+
+PyObject *
 tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     return module_judge(module, args, count, names, tgpy_request_of_scope, "scope");

@@ -38,7 +38,8 @@ module_exec(PyObject *module)
         add_type(module, &state->limiter_type, &tgpy_limiter_spec, true) != 0 ||
         add_type(module, &state->judgement_type, &tgpy_judgement_spec, true) != 0 ||
         add_type(module, &state->gate_type, &tgpy_gate_spec, true) != 0 ||
-        add_type(module, &state->ready_type, &tgpy_ready_spec, false) != 0)
+        add_type(module, &state->ready_type, &tgpy_ready_spec, false) != 0 ||
+        add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0)
         return -1;
     return PyModule_AddStringConstant(module, "__version__", TG_VERSION);
 }
@@ -46,7 +47,7 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
+    X(answers_type) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -95,6 +96,14 @@ static PyMethodDef module_methods[] = {
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
       "The client's address as it is counted: proxies walked, mapped addresses unmapped, IPv6 cut to its prefix.\n\n"
       "Raises IdentityError for a local socket that is not trusted, or a peer that is no address." },
+    { FAST(asgi_hit), METH_FASTCALL,
+      "asgi_hit($module, limiter, cost, by_route, /)\n--\n\n"
+      "A function of a scope that charges a routed request, for a dependency: the Decision of one that is let through, the\n"
+      "Judgement of one that is not, None where the caller has to see to it." },
+    { FAST(asgi_enter), METH_FASTCALL,
+      "asgi_enter($module, gate, tells_user, /)\n--\n\n"
+      "A function of a scope and a send that judges a request, for a middleware: the send of one that is let through, the\n"
+      "Judgement of one that is not, None where the caller has to see to it." },
     { FAST(asgi_send), METH_FASTCALL,
       "asgi_send($module, judgements, send, /)\n--\n\n"
       "A `send` for an ASGI application: calls `send`, and puts the fields of the judgements that the list holds by then on\n"

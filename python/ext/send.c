@@ -150,20 +150,25 @@ send_message(PyObject *self, PyObject *message)
 }
 
 PyObject *
-tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
+tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send)
 {
     /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
     static PyMethodDef definition = { "send", send_message, METH_O,
                                       "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens an "
                                       "answer." };
-    if (count != 2 || !PyList_Check(args[0]) || !PyCallable_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement and a callable");
-        return NULL;
-    }
-    PyObject *bound = PyTuple_Pack(3, args[0], args[1], module);
-    PyObject *send = bound ? PyCFunction_NewEx(&definition, bound, NULL) : NULL;
-    Py_XDECREF(bound);
-    return send;
+    PyObject *self = PyTuple_Pack(3, judgements, send, module);
+    PyObject *bound = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
+    Py_XDECREF(self);
+    return bound;
+}
+
+PyObject *
+tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    if (count == 2 && PyList_Check(args[0]) && PyCallable_Check(args[1]))
+        return tgpy_bind_send(module, args[0], args[1]);
+    PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement and a callable");
+    return NULL;
 }
 
 PyObject *

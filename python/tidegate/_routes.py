@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_TABLE = "_tidegate_routes"  # kept on the outermost router, so it goes when the application goes
+# Kept on the outermost router, so they go when the application goes.
+_TABLE = "_tidegate_routes"
+_READY = "_tidegate_ready"  # the table's `ready`, where the compiled part looks
 _MOUNT_TAIL = "/{path}"
 _UNWRAP_MAX = 32
 
@@ -183,4 +185,5 @@ def table_of(router: Any, anew: bool = False) -> RouteTable:
         table = RouteTable(router, None if table is None else table.kept)
         if router is not None:
             setattr(router, _TABLE, table)
+            setattr(router, _READY, table.ready)
     return table

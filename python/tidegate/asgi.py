@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from tidegate._core import Gate, Judgement, ManualClock, asgi_send
-from tidegate._limits import UNROUTED, Needs, user_text
-from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send
+from tidegate._core import Gate, Judgement, ManualClock, asgi_enter, asgi_send
+from tidegate._limits import UNROUTED, user_text
+from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send, refused
 from tidegate._routes import table_of
 
 UserOf = Callable[[Mapping[str, Any]], "str | int | None | Awaitable[str | int | None]"]
@@ -51,33 +51,35 @@ class TidegateMiddleware:
         self.app = app
         self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None else gate
         self.user = user
-        self._judge = self.gate.judge_asgi
-        self._needs = Needs(self.gate)
+        self._enter: Any = asgi_enter(self.gate, user is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        entered = self._enter(scope, send)
+        if entered is None or entered.__class__ is Judgement:
+            await self._otherwise(scope, receive, send, entered)
+        else:
+            await self.app(scope, receive, entered)
+
+    async def _otherwise(self, scope: Scope, receive: Receive, send: Send, judgement: Judgement | None) -> None:
+        """Whatever is not simply let through."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":
             await self.app(scope, receive, send)
             return
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
-            state = scope[SCOPE_KEY] = RequestState()
+            state = scope[SCOPE_KEY] = []
             send = asgi_send(state, send)
-        if self._needs.generation != self.gate.generation:
-            self._needs = Needs(self.gate)
-        needs, user, route = self._needs, None, None
-        if needs.route:
-            route = route_ahead(self.app, scope)
-        if needs.user and self.user is not None:
-            user = await ask_user(self.user, scope)
-        judgement = self._judge(scope, user=user, route=route, prior=state)
+        route = route_ahead(self.app, scope) if self.gate.names("route") else None
+        user = None if self.user is None or not self.gate.names("user") else await ask_user(self.user, scope)
+        if judgement is None:
+            judgement = self.gate.judge_asgi(scope, user=user, route=route, prior=state)
+        if judgement.missing == "ip" and is_test_client(scope):
+            judgement = self.gate.judge_asgi(with_loopback_client(scope), user=user, route=route, prior=state)
         if judgement.status:
-            if judgement.missing == "ip" and is_test_client(scope):
-                judgement = self._judge(with_loopback_client(scope), user=user, route=route, prior=state)
-            if judgement.status:
-                state.refused(judgement)
-                await refuse(scope, receive, send, judgement)
-                return
+            refused(state, judgement)
+            await refuse(scope, receive, send, judgement)
+            return
         state.append(judgement)
         await self.app(scope, receive, send)
 

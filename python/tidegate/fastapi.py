@@ -23,9 +23,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
-from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, asgi_send, judge_asgi, shown
+from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, App, BareState, Receive, RequestState, Scope, Send
+from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, refused
 from tidegate._routes import route_template
 from tidegate.asgi import (
     TidegateMiddleware,
@@ -83,22 +83,24 @@ def _make_answerable(scope: Scope) -> None:
             by_class[RateLimited] = _answer
 
 
+def _never(scope: Scope) -> None:
+    """Stands for asgi_hit where Python has something to find out first."""
+
+
 class RateLimit:
     """What rate_limit(...) makes: a dependency that keeps its identity, so that `app.dependency_overrides[it]` works.
 
     enabled   set it to False and it lets everything through without asking the store
     """
 
-    __slots__ = ("enabled", "limit", "_limiters", "_cost", "_needs_route", "_user", "_free", "__signature__", "__weakref__")
+    __slots__ = ("limit", "_enabled", "_hit", "_simple", "_user", "_free", "__signature__", "__weakref__")
 
     def __init__(self, limit: Limit, user: Callable[..., Any] | None = None) -> None:
-        self.enabled = True
         self.limit = limit
-        self._limiters = limit.limiters
-        self._cost = limit.cost
-        self._needs_route = limit.needs_route
         self._user = user
         self._free: Decision | None = None
+        self._simple: Any = _never if user is not None else asgi_hit(limit.limiter, limit.cost, limit.needs_route)
+        self.enabled = True
         parameters = [
             inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection),
             inspect.Parameter("response", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Response),
@@ -112,6 +114,15 @@ class RateLimit:
         self.__signature__ = inspect.Signature(parameters)
 
     @property
+    def enabled(self) -> bool:
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._hit: Any = self._simple if enabled else _never
+
+    @property
     def limiter(self) -> Limiter:
         """For a look at the count, or to reset it."""
         return self.limit.limiter
@@ -120,30 +131,38 @@ class RateLimit:
         return f"<rate_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
 
     async def __call__(self, conn: HTTPConnection, response: Response, *, user: Any = None) -> Decision:
+        got = self._hit(conn.scope)
+        if got.__class__ is Decision:
+            return got
+        return await self._otherwise(conn, response, user, got)
+
+    async def _otherwise(self, conn: HTTPConnection, response: Response, user: Any, judgement: Judgement | None) -> Decision:
+        """Whatever is not simply let through."""
+        if not self._enabled:
+            return self._unasked()
         scope = conn.scope
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
             state = scope[SCOPE_KEY] = BareState()
-        if not self.enabled:
-            return self._unasked()
         if self._user is not None:
             user = await ask_user(self._user, conn)
         elif user is not None:
             user = user_text(user)
-        route = (route_template(scope) or UNROUTED) if self._needs_route else None
+        route = (route_template(scope) or UNROUTED) if self.limit.needs_route else None
         # HEAD is answered by what answers GET: the same work, so the same count.
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
-        judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=state)
+        limiters, cost = self.limit.limiters, self.limit.cost
+        if judgement is None:
+            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state)
+        if judgement.missing == "ip" and is_test_client(scope):
+            judged = with_loopback_client(judged)
+            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state)
         if judgement.status:
-            if judgement.missing == "ip" and is_test_client(scope):
-                judged = with_loopback_client(judged)
-                judgement = judge_asgi(self._limiters, judged, route=route, user=user, cost=self._cost, prior=state)
-            if judgement.status:
-                state.refused(judgement)
-                _make_answerable(scope)
-                raise RateLimited(judgement)
+            refused(state, judgement)
+            _make_answerable(scope)
+            raise RateLimited(judgement)
         state.append(judgement)
-        if not state.adds_fields:
+        if isinstance(state, BareState):
             # Without install(): FastAPI merges these into what it builds itself, not into an own Response.
             for name, value in shown(state).fields_text:
                 response.headers[name] = value
@@ -245,21 +264,6 @@ def user_rate_limit(
     )  # fmt: skip
 
 
-class _Answers:
-    """Outside everything, ServerErrorMiddleware too: puts the fields on whatever goes to the client."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # Not a coroutine function: one frame less on each request's way.
-        kind = scope["type"]
-        if (kind == "http" or kind == "websocket") and SCOPE_KEY not in scope:
-            state = scope[SCOPE_KEY] = RequestState()
-            send = asgi_send(state, send)
-        return self.app(scope, receive, send)
-
-
 def install(
     app: Starlette,
     *,
@@ -297,5 +301,5 @@ class _Build:
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build
 
-    def __call__(self) -> _Answers:
-        return _Answers(self.build())
+    def __call__(self) -> Answers:
+        return Answers(self.build())

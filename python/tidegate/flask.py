@@ -25,7 +25,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, Needs, user_text
-from tidegate._request_state import RequestState
+from tidegate._request_state import RequestState, refused
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -74,7 +74,7 @@ def _state_of(actual: Request) -> RequestState:
     context open around several."""
     state: RequestState | None = actual.__dict__.get(_STATE)
     if state is None:
-        state = actual.__dict__[_STATE] = RequestState()
+        state = actual.__dict__[_STATE] = []
         after_this_request(functools.partial(_add_fields, state))
     return state
 
@@ -138,7 +138,7 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
 
 def _settle(judgement: Judgement, state: RequestState) -> None:
     if judgement.status:
-        state.refused(judgement)
+        refused(state, judgement)
         raise _refusal(judgement)
     state.append(judgement)
 

@@ -1,6 +1,6 @@
-/* A process is killed at every step of the write path, one step after the other until none is left, and again at every step
- * of the recovery that follows. Afterwards the state is that of before or of after, and the table is sound.
- * Built with TG_TEST_HOOKS. */
+/* A process is killed at every step of the write path, one step after the other until none is left, and again at
+ * every step of the recovery that follows. Afterwards the state is that of before or of after, and the table is
+ * sound. Built with TG_TEST_HOOKS. */
 #include "tests/c/stores/table/table_test.h"
 
 #define START_US UINT64_C(1700000000000000)
@@ -87,8 +87,8 @@ prepare_many(tg_limiter *limiter, tg_clock *clock)
     }
 }
 
-/* Hits given back in the middle of the log leave holes, until only a pass over it makes room: 8/hour may grow to 8 words, an
- * eighth more and two blocks. The next hit is the one that has to compact. */
+/* Hits given back in the middle of the log leave holes, until only a pass over it makes room: 8/hour may grow to 8
+ * words, an eighth more and two blocks. The next hit is the one that has to compact. */
 static void
 prepare_holes(tg_limiter *limiter, tg_clock *clock)
 {
@@ -144,16 +144,18 @@ static const scene scenes[] = {
     { "a cost across two blocks", "t?size=64KiB", "100/minute sliding_log", "a", prepare_some, HIT, 5, false, 8 },
     { "expired words go", "t?size=64KiB", "100/minute sliding_log", "a", prepare_expired, HIT, 2, false, 9 },
     { "all words have expired", "t?size=64KiB", "100/minute sliding_log", "a", prepare_all_expired, HIT, 1, false, 10 },
-    { "a hit is merged", "t?size=64KiB", "100/minute sliding_log resolution 10s", "a", prepare_some, HIT, 1, false, 10 },
+    { "a hit is merged", "t?size=64KiB", "100/minute sliding_log resolution 10s", "a", prepare_some, HIT, 1, false,
+      10 },
     { "a refund", "t?size=64KiB", "100/minute token_bucket", "a", prepare_some, REFUND, 1, false, 5 },
     { "a log's refund", "t?size=64KiB", "100/minute sliding_log", "a", prepare_some, REFUND, 4, false, 13 },
     { "a refund of many hits", "t?size=128KiB", "1000/hour sliding_log", "a", prepare_many, REFUND, 120, true, 189 },
     { "a log is compacted", "t?size=64KiB", "8/hour sliding_log", "a", prepare_holes, HIT, 1, true, 40 },
     { "a log without a block", "t?size=128KiB", "500/hour sliding_log", "k7", prepare_no_block, HIT, 1, false, 9 },
-    { "a newcomer takes another log's blocks", "t?size=128KiB", "500/hour sliding_log", "newcomer", prepare_no_block, HIT, 1,
-      false, 12 },
+    { "a newcomer takes another log's blocks", "t?size=128KiB", "500/hour sliding_log", "newcomer", prepare_no_block,
+      HIT, 1, false, 12 },
     { "a reset", "t?size=64KiB", "100/minute sliding_log", "a", prepare_block_border, RESET, 0, false, 4 },
-    { "another entry is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer", prepare_crowd, HIT, 1, false, 8 },
+    { "another entry is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer", prepare_crowd, HIT, 1, false,
+      8 },
 };
 
 /* What can be told of the keys: everything a client would see. */
@@ -216,8 +218,8 @@ judge(const scene *of, long step, sight seen, sight before, sight after)
     if (!of->steps)
         fail_msg("%s, step %ld: remaining %" PRIu64 " reset %" PRIu64 " is neither before (%" PRIu64 " %" PRIu64
                  ") nor after (%" PRIu64 " %" PRIu64 ")",
-                 of->name, step, seen.numbers[0], seen.numbers[1], before.numbers[0], before.numbers[1], after.numbers[0],
-                 after.numbers[1]);
+                 of->name, step, seen.numbers[0], seen.numbers[1], before.numbers[0], before.numbers[1],
+                 after.numbers[0], after.numbers[1]);
 }
 
 /* One run of a scene: a first child dies at `first` (0: nobody), a second one at `second` of its recovery (0: nobody).

@@ -73,9 +73,9 @@ use(scene *now)
     return now_us() - begun;
 }
 
-static const char *const every_algorithm = "5/minute sliding_log; 40/hour sliding_log resolution 1m; 9/minute fixed_window; "
-                                           "9/10s fixed_window aligned; 9/minute sliding_counter; 9/minute token_bucket; "
-                                           "9/minute leaky_bucket";
+static const char *const every_algorithm =
+    "5/minute sliding_log; 40/hour sliding_log resolution 1m; 9/minute fixed_window; 9/10s fixed_window aligned; "
+    "9/minute sliding_counter; 9/minute token_bucket; 9/minute leaky_bucket";
 
 /* All but the lock words, of which a wrong one is a holder elsewhere and costs a second: test_stopped.c. */
 static void
@@ -96,7 +96,8 @@ any_bytes_in_entries_and_blocks_neither_crash_nor_hang(void **state)
     end(&now);
 }
 
-/* Plausible numbers reach further than random ones: links that form circles, blocks in two logs, counts that disagree. */
+/* Plausible numbers reach further than random ones: links that form circles, blocks in two logs, counts that
+ * disagree. */
 static void
 circles_and_shared_blocks_are_walked_to_an_end(void **state)
 {

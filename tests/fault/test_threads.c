@@ -61,8 +61,8 @@ static void
 eight_threads_admit_exactly_the_limit(void **state)
 {
     (void)state;
-    static const char *const rules[] = { "1000/10year fixed_window", "1000/10year sliding_log", "1000/10year sliding_counter",
-                                         "1/10year burst 1000 token_bucket",
+    static const char *const rules[] = { "1000/10year fixed_window", "1000/10year sliding_log",
+                                         "1000/10year sliding_counter", "1/10year burst 1000 token_bucket",
                                          "1000/10year sliding_log; 1/10year burst 1000 leaky_bucket" };
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++) {
         unlink(path_of("t"));

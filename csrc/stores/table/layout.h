@@ -1,7 +1,7 @@
-/* The table as it lies in memory that several processes map. docs/table-layout.md draws the same byte by byte; every offset
- * is pinned here. Numbers and offsets only, no pointers: each process maps the file elsewhere.
- * Whatever is read from these structs was perhaps written by another process, dead in the middle of it or broken: an index,
- * a link or a count is bounded before it is used, and what decides anything is first copied out. */
+/* The table as it lies in memory that several processes map. docs/table-layout.md draws the same byte by byte; every
+ * offset is pinned here. Numbers and offsets only, no pointers: each process maps the file elsewhere. Whatever is
+ * read from these structs was perhaps written by another process, dead in the middle of it or broken: an index, a
+ * link or a count is bounded before it is used, and what decides anything is first copied out. */
 #ifndef TG_TABLE_LAYOUT_H
 #define TG_TABLE_LAYOUT_H
 
@@ -15,7 +15,8 @@
 #define TG_TABLE_BYTE_ORDER 0x01020304u
 #define TG_TABLE_HEADER_BYTES 4096u
 #define TG_TABLE_SEGMENTS_MAX 64u
-/* A default rule keeps a log of up to 1000 words, which has to fit a quarter of one segment's blocks: not from 64 KiB on. */
+/* A default rule keeps a log of up to 1000 words, which has to fit a quarter of one segment's blocks: not from 64
+ * KiB on. */
 #define TG_TABLE_SEGMENT_BYTES_MIN (UINT64_C(128) << 10)
 #define TG_TABLE_BYTES_MIN (UINT64_C(64) << 10)
 #define TG_TABLE_BYTES_MAX (UINT64_C(16) << 30)
@@ -73,9 +74,9 @@ _Static_assert(offsetof(tg_log, first_word) == 20, "layout");
 
 /* ---- log blocks ---- */
 
-/* Words of a log, oldest first: a hit of cost 1 is its time; any other cost is TG_WORD_COST | cost, then the time. A hit of
- * cost 1 that was given back keeps its time with TG_WORD_VOID. A time is its low 62 bits: the rest is that of the reader's
- * clock, from which no time lies 73 000 years away. */
+/* Words of a log, oldest first: a hit of cost 1 is its time; any other cost is TG_WORD_COST | cost, then the time. A
+ * hit of cost 1 that was given back keeps its time with TG_WORD_VOID. A time is its low 62 bits: the rest is that of
+ * the reader's clock, from which no time lies 73 000 years away. */
 #define TG_WORD_COST (UINT64_C(1) << 63)
 #define TG_WORD_VOID (UINT64_C(1) << 62)
 #define TG_WORD_TIME (TG_WORD_VOID - 1)

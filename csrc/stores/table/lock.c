@@ -44,7 +44,8 @@ static struct {
 } self_page;
 static pthread_once_t self_once = PTHREAD_ONCE_INIT;
 
-/* Reads /proc/PID/stat ("self" for pid 0). The name in brackets may hold anything, so fields are counted from its end. */
+/* Reads /proc/PID/stat ("self" for pid 0). The name in brackets may hold anything, so fields are counted from its
+ * end. */
 static bool
 process_stat(pid_t pid, char *state, unsigned long *threads, uint64_t *start_ticks)
 {
@@ -141,7 +142,8 @@ holder_look(uint64_t word, uint64_t self)
     const pid_t pid = (pid_t)(word & MASK(PID_BITS));
     if (pid == 0)
         return HOLDER_DEAD; /* no process writes this: the word is damaged */
-    const uint64_t start = (word >> PID_BITS & MASK(START_LOW_BITS)) | (word >> 32 & MASK(START_HIGH_BITS)) << START_LOW_BITS;
+    const uint64_t start =
+        (word >> PID_BITS & MASK(START_LOW_BITS)) | (word >> 32 & MASK(START_HIGH_BITS)) << START_LOW_BITS;
     char state;
     unsigned long threads;
     uint64_t ticks;
@@ -273,9 +275,11 @@ tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
         if (stalled || (!moved && !first)) {
             const holder found = holder_look(word, self);
             const uint64_t since_us = atomic_load_explicit(&segment->stalled_at_us, memory_order_relaxed);
-            /* A stopped holder is seen to be alive and is never given up. One out of sight may have died; one that runs and
-             * has not moved for a minute has become another program (exec keeps number and start time) or was frozen. */
-            const bool given_up = stalled && found != HOLDER_STOPPED && (since_us > now_us || now_us - since_us >= GIVE_UP_US);
+            /* A stopped holder is seen to be alive and is never given up. One out of sight may have died; one that
+             * runs and has not moved for a minute has become another program (exec keeps number and start time) or
+             * was frozen. */
+            const bool given_up =
+                stalled && found != HOLDER_STOPPED && (since_us > now_us || now_us - since_us >= GIVE_UP_US);
             if (found == HOLDER_DEAD || given_up) {
                 if (inherit(segment, word, self))
                     return TG_LOCK_INHERITED;
@@ -306,8 +310,9 @@ tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us)
         sleep_until_freed(segment, word);
         first = false;
         now_us = tg__boot_now_us();
-        /* The lock is anybody's who comes: without spinning again a thread that seldom runs, of very many, could find it
-         * taken each time. Taken with the waiters' bit: others may sleep behind it, and the wake-up was for us alone. */
+        /* The lock is anybody's who comes: without spinning again a thread that seldom runs, of very many, could
+         * find it taken each time. Taken with the waiters' bit: others may sleep behind it, and the wake-up was for
+         * us alone. */
         if (spin(segment, self | TG_LOCK_WAITERS))
             return TG_LOCK_TAKEN;
     }

@@ -25,9 +25,9 @@ uint64_t tg__lock_self(void);
 /* CLOCK_BOOTTIME. */
 uint64_t tg__boot_now_us(void);
 
-/* Waits for the lock when the first attempt failed. A holder that can run is waited for, up to 2 s; one that is stopped, for
- * timeout_us; one whose state cannot be seen, until it has not moved for 1 s. Then it is TG_LOCK_TIMEOUT, and for the others
- * at once until the lock is free. */
+/* Waits for the lock when the first attempt failed. A holder that can run is waited for, up to 2 s; one that is
+ * stopped, for timeout_us; one whose state cannot be seen, until it has not moved for 1 s. Then it is
+ * TG_LOCK_TIMEOUT, and for the others at once until the lock is free. */
 tg_lock_outcome tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us);
 void tg__lock_wake(tg_segment *segment);
 
@@ -48,8 +48,8 @@ tg__lock_take(tg_segment *segment, uint64_t self, uint64_t timeout_us)
     return outcome;
 }
 
-/* Frees the lock, but never another's: a holder in a foreign pid namespace that was given up (docs/locks.md) finds the word
- * changed and leaves it. */
+/* Frees the lock, but never another's: a holder in a foreign pid namespace that was given up (docs/locks.md) finds
+ * the word changed and leaves it. */
 static inline void
 tg__lock_release(tg_segment *segment, uint64_t self)
 {

@@ -114,7 +114,11 @@ static tail
 tail_at(const tg_area *area, uint32_t block, uint32_t word, uint32_t words, uint64_t now_us)
 {
     const uint64_t time = area->blocks[block].words[word];
-    tail found = { .at = { { block, word } }, .count = 1, .entry = { time_of(time, now_us), time & TG_WORD_VOID ? 0 : 1 } };
+    tail found = {
+        .at = { { block, word } },
+        .count = 1,
+        .entry = { time_of(time, now_us), time & TG_WORD_VOID ? 0 : 1 },
+    };
     uint32_t before_block = block, before_word = word;
     if (words < 2 || !step_back(area, &before_block, &before_word))
         return found;
@@ -246,7 +250,8 @@ drop_oldest(const tg_area *area, tg_log *log, const tg_log_change *change, tg_ch
     loose->count = blocks_before > blocks_after ? blocks_before - blocks_after : 0;
 }
 
-/* Writes one word behind the end. `spare` is a block taken beforehand; only a log found broken off meanwhile needs another. */
+/* Writes one word behind the end. `spare` is a block taken beforehand; only a log found broken off meanwhile needs
+ * another. */
 static bool
 append(const tg_area *area, tg_log *log, uint64_t word, uint32_t *spare, tg_chain *loose)
 {
@@ -291,8 +296,8 @@ replace(const tg_area *area, uint32_t block, uint32_t word, uint64_t value)
     TG_STEP("word replaced");
 }
 
-/* Puts a hit into the place of the log's newest words, where the arena has no block left. The merged entry takes the later
- * time, so it holds the limit sooner than the exact log, never later. */
+/* Puts a hit into the place of the log's newest words, where the arena has no block left. The merged entry takes the
+ * later time, so it holds the limit sooner than the exact log, never later. */
 static bool
 squeeze(const tg_area *area, tg_log *log, const tg_log_change *change)
 {
@@ -372,8 +377,8 @@ tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, boo
             return false;
         written = 0;
     } else if (take_place) {
-        /* A newest one that was given back held its place only until something newer came. It never shrinks, so that its
-         * end stays where it is. */
+        /* A newest one that was given back held its place only until something newer came. It never shrinks, so that
+         * its end stays where it is. */
         if (newest.count > written)
             written = newest.count;
         for (uint32_t i = 0; i < newest.count; i++, written--)
@@ -532,7 +537,8 @@ tg__log_compact_resume(const tg_area *area)
     tg__log_check(area, &log);
     const uint32_t words = log.words;
     uint32_t to = (uint32_t)(progress >> 32), from = (uint32_t)progress;
-    if (!(entry.flags & TG_ENTRY_USED) || entry.algorithm != TG_SLIDING_LOG || words == 0 || to > from || from > words) {
+    if (!(entry.flags & TG_ENTRY_USED) || entry.algorithm != TG_SLIDING_LOG || words == 0 || to > from ||
+        from > words) {
         segment->compact_entry = 0;
         return;
     }
@@ -548,8 +554,8 @@ tg__log_compact_resume(const tg_area *area)
             if (word == TG_WORD_COST && !newest) {
                 skip = 2;
             } else if (word == (TG_WORD_COST | 1) && read.ordinal + 1 < words) {
-                /* One unit left of a larger hit needs one word only. A word given back and its time mean the same as the
-                 * cost and its time did, so this store changes nothing but what the next round sees. */
+                /* One unit left of a larger hit needs one word only. A word given back and its time mean the same as
+                 * the cost and its time did, so this store changes nothing but what the next round sees. */
                 place time = read;
                 place_advance(area, &time, 1);
                 *source = (time.broken ? 0 : *word_of(area, &time)) | TG_WORD_VOID;

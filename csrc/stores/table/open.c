@@ -1,7 +1,6 @@
-/* Finding, trusting and making a table's file.
- * A file is made whole under no name and linked into place, so what others find is always complete; it is opened without
- * O_CREAT first, because creating over another user's file in a sticky folder fails where fs.protected_regular is set.
- * Must not enter: what is counted in it. */
+/* Finding, trusting and making a table's file. A file is made whole under no name and linked into place, so what
+ * others find is always complete; it is opened without O_CREAT first, because creating over another user's file in a
+ * sticky folder fails where fs.protected_regular is set. Must not enter: what is counted in it. */
 #include "table.h"
 
 #include <errno.h>
@@ -21,7 +20,7 @@
 #include <unistd.h>
 
 #define SYSTEM_FOLDER "/run/tidegate"
-#define MAKING_WAIT_MS 5000 /* in a folder that anyone may lock, nobody may hold us up for longer */
+#define MAKING_WAIT_MS 2000 /* in a folder that anyone may lock, nobody may hold us up for longer */
 #define ATTEMPTS 16
 
 /* ---- the URI ---- */
@@ -313,23 +312,23 @@ header_write(const tg_map *map, bool manual)
 
 /* ---- mapping ---- */
 
-static tg_map *
-map_new(uint64_t bytes, int fd, tg_error *error)
+/* Maps a file, or with fd -1 memory that only forks share. */
+static tg_status
+map_new(uint64_t bytes, int fd, tg_map **made, tg_error *error)
 {
     tg_map *map = calloc(1, sizeof *map);
-    if (!map) {
-        tg__error(error, TG_E_NOMEM, "table: %zu bytes", sizeof *map);
-        return NULL;
-    }
+    if (!map)
+        return tg__error(error, TG_E_NOMEM, "table: %zu bytes", sizeof *map);
     tg__map_geometry(map, bytes);
     const int flags = fd == -1 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
     map->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (map->base == MAP_FAILED) {
-        tg__error_system(error, TG_E_SYSTEM, errno, "table: mapping %" PRIu64 " bytes", bytes);
+        const int reason = errno;
         free(map);
-        return NULL;
+        return tg__error_system(error, TG_E_SYSTEM, reason, "table: mapping %" PRIu64 " bytes", bytes);
     }
-    return map;
+    *made = map;
+    return TG_OK;
 }
 
 void
@@ -344,9 +343,10 @@ tg__map_close(tg_map *map)
 static tg_status
 memory_open(const tg_place *place, tg_map **map, tg_error *error)
 {
-    tg_map *made = map_new(place->bytes ? place->bytes : TG_TABLE_BYTES_DEFAULT, -1, error);
-    if (!made)
-        return TG_E_SYSTEM;
+    tg_map *made = NULL;
+    const tg_status status = map_new(place->bytes ? place->bytes : TG_TABLE_BYTES_DEFAULT, -1, &made, error);
+    if (status != TG_OK)
+        return status;
     header_write(made, place->manual);
     memcpy(made->hash_key, tg__map_header(made)->hash_key, sizeof made->hash_key);
     made->manual = place->manual;
@@ -494,9 +494,10 @@ open_existing(const tg_place *place, int *fd, struct stat *found, tg_error *erro
 static tg_status
 map_file(const tg_header_page *header, int fd, const struct stat *found, tg_map **map, tg_error *error)
 {
-    tg_map *made = map_new(header->table_bytes, fd, error);
-    if (!made)
-        return error && error->status != TG_OK ? error->status : TG_E_SYSTEM;
+    tg_map *made = NULL;
+    const tg_status status = map_new(header->table_bytes, fd, &made, error);
+    if (status != TG_OK)
+        return status;
     memcpy(made->hash_key, header->hash_key, sizeof made->hash_key);
     made->manual = header->manual != 0;
     made->device = found->st_dev;
@@ -596,10 +597,8 @@ make(const tg_place *place, int folder, const char *base, bool *made, tg_error *
     TG_STEP("file allocated");
     if (status == TG_OK)
         status = hand_over(place, fd, error);
-    if (status == TG_OK) {
-        map = map_new(bytes, fd, error);
-        status = map ? TG_OK : TG_E_SYSTEM;
-    }
+    if (status == TG_OK)
+        status = map_new(bytes, fd, &map, error);
     if (status == TG_OK) {
         header_write(map, place->manual);
         TG_STEP("header written");
@@ -699,8 +698,6 @@ tg__map_open(const tg_place *place, tg_map **map, tg_error *error)
         flock(folder, LOCK_UN); /* a child forked meanwhile holds the descriptor too */
         close(folder);
     }
-    if (status == TG_OK && error)
-        error->status = TG_OK;
     return status;
 }
 
@@ -708,5 +705,6 @@ bool
 tg__map_current(const tg_place *place, const tg_map *map)
 {
     struct stat found;
-    return !place->path || (lstat(place->path, &found) == 0 && found.st_dev == map->device && found.st_ino == map->inode);
+    return !place->path ||
+           (lstat(place->path, &found) == 0 && found.st_dev == map->device && found.st_ino == map->inode);
 }

@@ -3,56 +3,20 @@
  * Must not enter: arithmetic of an algorithm, how a log's words lie (log.c), how a file is found (open.c). */
 #include "table.h"
 
-#include <inttypes.h>
 #include <sodium.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define DEFAULT_TIMEOUT_US UINT64_C(50000)
-#define CHECK_EVERY_US UINT64_C(1000000)
 #define BUCKETS_PER_POLICY 1024u
 #define FULL_RETRY_US UINT64_C(1000000) /* when even the overflow buckets are full, or on_full is closed */
 #define RECLAIM_ENTRIES 512u            /* entries looked at for blocks to take back, per call: some microseconds */
-#define SAMPLE_ENTRIES 1024u
 #define NO_INDEX UINT32_MAX
 
 #ifdef TG_TEST_HOOKS
 void (*tg__table_hook)(const char *step);
 #endif
 
-typedef struct tg_table {
-    tg_store base;
-    _Atomic(tg_map *) map;
-    tg_place place;
-    tg_clock *clock; /* kept alive by store.c */
-    uint64_t timeout_us;
-    _Atomic uint64_t check_at_us;
-    _Atomic uint64_t checking; /* the process (tg__lock_self) one of whose threads is in the once-a-second check */
-    _Atomic bool crowded;      /* since the last check something was forgotten or had no room */
-    bool told_full;            /* only used inside the check */
-    bool told_lost;
-} tg_table;
-
-static inline tg_table *
-table_of(tg_store *store)
-{
-    return (tg_table *)store; /* `base` is its first member */
-}
-
 /* ---- time ---- */
-
-static inline uint64_t
-now_of(const tg_table *table)
-{
-    return table->clock ? tg_clock_now_us(table->clock) : tg__boot_now_us();
-}
-
-static inline int64_t
-offset_of(const tg_map *map)
-{
-    return map->manual ? 0 : atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
-}
 
 /* A time moved by an offset that may be damaged. */
 static inline uint64_t
@@ -120,7 +84,8 @@ is_log(const plan *at)
 
 /* ---- keys ---- */
 
-/* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the rule. */
+/* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the
+ * rule. */
 static void
 make_keys(call *now)
 {
@@ -200,14 +165,14 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
         make_keys(now);
         if (!take(now))
-            return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped or hidden and gave no way in time",
+            return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped, or did not move in time",
                              table->place.name);
         /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
         if (__builtin_expect(atomic_load_explicit(&table->map, memory_order_relaxed) == now->map, 1))
             break;
         release(now, now->segments);
     }
-    now->now_us = now_of(table);
+    now->now_us = tg__table_now(table);
     return TG_OK;
 }
 
@@ -256,14 +221,15 @@ spoken_for(const call *now, uint32_t segment, uint32_t index)
 {
     for (size_t i = 0; i < now->count; i++) {
         const plan *const other = &now->plans[i];
-        if (other->segment == segment && (other->kind == KIND_FOUND || other->kind == KIND_NEW) && other->index == index)
+        const bool placed = other->kind == KIND_FOUND || other->kind == KIND_NEW;
+        if (placed && other->segment == segment && other->index == index)
             return true;
     }
     return false;
 }
 
-/* Where a new entry goes: an unused slot of the emptier set, a fresh entry, the non-blocking one with the smallest share
- * (nearest to fresh among equals). A blocking entry is never forgotten. */
+/* Where a new entry goes: an unused slot of the emptier set, a fresh entry, the non-blocking one with the smallest
+ * share (nearest to fresh among equals). A blocking entry is never forgotten. */
 static uint32_t
 find_place(const call *now, const plan *at)
 {
@@ -333,10 +299,11 @@ look_up(call *now)
         at->now_us = now->now_us;
         at->offset_us = 0;
         if (at->rule->aligned) {
-            at->offset_us = offset_of(now->map);
+            at->offset_us = tg__table_offset(now->map);
             at->now_us = shift(now->now_us, at->offset_us);
         }
         at->kind = KIND_NONE;
+        at->state = (tg_state){ .bucket = { 0, 0, 0 } };
         if (at->rule->algorithm == TG_DENY)
             continue;
         at->area = tg__map_area(now->map, at->segment);
@@ -452,9 +419,9 @@ overflow(const call *now, size_t i, bool writing)
     load(at);
 }
 
-/* Blocks for a log from logs that may be forgotten: all fresh ones that a bounded search meets, else, for a newcomer, the
- * non-blocking one with the smallest share; a known key can do with the blocks it has. Nothing of this call has been written
- * yet, so this is a step of its own. */
+/* Blocks for a log from logs that may be forgotten: all fresh ones that a bounded search meets, else, for a
+ * newcomer, the non-blocking one with the smallest share; a known key can do with the blocks it has. Nothing of this
+ * call has been written yet, so this is a step of its own. */
 static void
 reclaim(const call *now, const plan *at)
 {
@@ -555,8 +522,8 @@ log_is_long(const plan *at)
     return words + 2 > most + most / 8 + slack;
 }
 
-/* Whether every log of this call that grows in this segment finds a block; `at` has just been decided. A sixteenth of the
- * arena is for the overflow buckets alone, as of the entries. */
+/* Whether every log of this call that grows in this segment finds a block; `at` has just been decided. A sixteenth
+ * of the arena is for the overflow buckets alone, as of the entries. */
 static bool
 has_block(const call *now, const plan *at)
 {
@@ -633,8 +600,8 @@ share_of(const tg_rule *rule, uint64_t remaining)
     return remaining >= most ? 0 : (uint16_t)(((most - remaining) * UINT16_MAX + most - 1) / most);
 }
 
-/* What a full table will need to know of the state, from the verdict where that tells it: dividing again would cost as much
- * as the decision. `next` is not looked at for a log. */
+/* What a full table will need to know of the state, from the verdict where that tells it: dividing again would cost
+ * as much as the decision. `next` is not looked at for a log. */
 static inline tg_pressure
 pressure_after_hit(const tg_rule *rule, const tg_verdict *verdict, const tg_state *next)
 {
@@ -789,9 +756,9 @@ is_plain(const tg_target *target)
     return target->rule->algorithm != TG_DENY && !target->rule->aligned && !target->charged && target->cost > 0;
 }
 
-/* The most frequent call: one rule that keeps numbers, of a known key. As hit_known(), but what was decided never leaves this
- * function's own variables: through the plan it cost 18 of 118 ns, as structs stored in halves and copied whole stall.
- * False: nothing was done. */
+/* The most frequent call: one rule that keeps numbers, of a known key. As hit_known(), but what was decided never
+ * leaves this function's own variables: through the plan it cost 18 of 118 ns, as structs stored in halves and
+ * copied whole stall. False: nothing was done. */
 static inline bool
 hit_one(const call *now, tg_result *result)
 {
@@ -819,8 +786,8 @@ hit_one(const call *now, tg_result *result)
     return true;
 }
 
-/* Every key is known, no state is named twice, every log has room: does what hit() would, at half its cost. False: nothing
- * was done, hit() has to. */
+/* Every key is known, no state is named twice, every log has room: does what hit() would, at half its cost. False:
+ * nothing was done, hit() has to. */
 static bool
 hit_known(const call *now, tg_result *results)
 {
@@ -927,8 +894,8 @@ find_charged(call *now, plan *at)
     return at->kind == KIND_FOUND;
 }
 
-/* Each target is a step of its own, and a refund of many logged hits several: a death in between leaves a part given back,
- * never more than was asked. */
+/* Each target is a step of its own, and a refund of many logged hits several: a death in between leaves a part given
+ * back, never more than was asked. */
 static void
 refund(call *now)
 {
@@ -981,157 +948,13 @@ reset(call *now)
     }
 }
 
-/* ---- once a second ---- */
-
-static void
-unmap_old(tg_table *table, tg_map *map)
-{
-    /* A thread that still holds one of its locks is waited for; one that comes later sees that another mapping is in force
-     * before it touches anything but the lock. So after this round only lock words are touched here, and zero pages do for
-     * them: the file's memory goes, the addresses stay until the store is closed. */
-    const uint64_t self = tg__lock_self();
-    for (uint32_t i = 0; i < map->segment_count; i++) {
-        const tg_area area = tg__map_area(map, i);
-        const tg_lock_outcome outcome = tg__lock_take(area.segment, self, table->timeout_us);
-        if (outcome == TG_LOCK_TIMEOUT)
-            return; /* it stays mapped: costs memory, breaks nothing */
-        if (outcome == TG_LOCK_INHERITED)
-            tg__segment_recover(&area);
-        tg__lock_release(area.segment, self);
-    }
-    mmap(map->base, map->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-}
-
-static void
-follow_file(tg_table *table)
-{
-    tg_map *const old = atomic_load_explicit(&table->map, memory_order_relaxed);
-    if (tg__map_current(&table->place, old)) {
-        table->told_lost = false;
-        return;
-    }
-    tg_error error = { .status = TG_OK };
-    tg_map *map = NULL;
-    if (tg__map_open(&table->place, &map, &error) != TG_OK) {
-        if (!table->told_lost)
-            tg__notice("table-replaced", "%s was replaced or removed and its successor cannot be used; counting goes on "
-                       "in the old table, which others no longer share: %.300s", table->place.path, error.message);
-        table->told_lost = true;
-        return;
-    }
-    map->older = old;
-    atomic_store_explicit(&table->map, map, memory_order_release);
-    unmap_old(table, old);
-    tg__notice("table-replaced", "%s was replaced or removed; counting goes on in the new table", table->place.path);
-}
-
-static void
-size_text(uint64_t bytes, char text[24])
-{
-    if (bytes >= UINT64_C(1) << 30 && bytes % (UINT64_C(1) << 30) == 0)
-        snprintf(text, 24, "%" PRIu64 "GiB", bytes >> 30);
-    else if (bytes >= UINT64_C(1) << 20)
-        snprintf(text, 24, "%" PRIu64 "MiB", (bytes + (UINT64_C(1) << 20) - 1) >> 20);
-    else
-        snprintf(text, 24, "%" PRIu64 "KiB", (bytes + 1023) >> 10);
-}
-
-/* How full the table is in percent, from a part of a few segments: entries or log blocks, whichever is more. */
-static unsigned
-fill_percent(const tg_table *table, const tg_map *map)
-{
-    const uint64_t self = tg__lock_self(), now_us = now_of(table);
-    uint64_t seen = 0, live = 0, blocks = 0, block_room = 0;
-    const uint32_t step = map->segment_count > 4 ? map->segment_count / 4 : 1;
-    for (uint32_t s = randombytes_uniform(step); s < map->segment_count; s += step) {
-        const tg_area area = tg__map_area(map, s);
-        const uint32_t most = area.normal < 2 * SAMPLE_ENTRIES ? area.normal : 2 * SAMPLE_ENTRIES;
-        const uint32_t first = randombytes_uniform(area.normal - most + 1);
-        const tg_lock_outcome outcome = tg__lock_take(area.segment, self, 0);
-        if (outcome == TG_LOCK_TIMEOUT)
-            continue;
-        if (outcome == TG_LOCK_INHERITED)
-            tg__segment_recover(&area);
-        for (uint32_t i = first; i < first + most; i++) {
-            tg_entry entry;
-            tg__entry_read(&area.entries[i], &entry);
-            if (!(entry.flags & TG_ENTRY_USED) || entry.fresh_at_us <= now_us)
-                continue;
-            live++;
-            if (entry.algorithm == TG_SLIDING_LOG) {
-                tg__log_check(&area, &entry.log);
-                blocks += tg__log_chain(&entry.log).count;
-            }
-        }
-        seen += most;
-        block_room += (uint64_t)area.block_count * most / area.normal;
-        tg__lock_release(area.segment, self);
-    }
-    const uint64_t entry_percent = seen ? live * 100 / seen : 0;
-    const uint64_t block_percent = block_room ? blocks * 100 / block_room : 0;
-    const uint64_t percent = entry_percent > block_percent ? entry_percent : block_percent;
-    return percent > 100 ? 100 : (unsigned)percent;
-}
-
-static void
-tell_fill(tg_table *table)
-{
-    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_relaxed);
-    const unsigned percent = fill_percent(table, map);
-    if (percent < 60)
-        table->told_full = false;
-    if (percent < 80 || table->told_full)
-        return;
-    table->told_full = true;
-    char size[24], now[24];
-    size_text(map->bytes, now);
-    size_text(map->bytes * 2 < TG_TABLE_BYTES_MAX ? map->bytes * 2 : TG_TABLE_BYTES_MAX, size);
-    tg__notice("table-near-full", "table %s (%s) is %u %% full; %s%s?size=%s would fit", table->place.name, now, percent,
-               table->place.path ? "shared://" : "memory://", table->place.name, size);
-}
-
-static void
-follow_utc(const tg_map *map)
-{
-    if (map->manual)
-        return;
-    tg_header_page *const header = tg__map_header(map);
-    const int64_t right = tg__utc_offset_now_us();
-    const int64_t held = atomic_load_explicit(&header->utc_offset_us, memory_order_relaxed);
-    /* One offset for all processes, so that they agree on an aligned window; not followed below a second, or each would
-     * write its own reading. The difference is unsigned because `held` may be anything. */
-    const uint64_t off = right > held ? (uint64_t)right - (uint64_t)held : (uint64_t)held - (uint64_t)right;
-    if (off > 1000000)
-        atomic_store_explicit(&header->utc_offset_us, right, memory_order_relaxed);
-}
-
-static void
-check(tg_table *table, uint64_t real_us)
-{
-    uint64_t due_us = atomic_load_explicit(&table->check_at_us, memory_order_relaxed);
-    if (real_us < due_us || !atomic_compare_exchange_strong_explicit(&table->check_at_us, &due_us, real_us + CHECK_EVERY_US,
-                                                                     memory_order_relaxed, memory_order_relaxed))
-        return;
-    /* One thread at a time. What a thread of the parent had begun does not hold up a forked child: its word differs. */
-    const uint64_t self = tg__lock_self();
-    uint64_t other = atomic_load_explicit(&table->checking, memory_order_relaxed);
-    if (other == self || !atomic_compare_exchange_strong_explicit(&table->checking, &other, self, memory_order_acquire,
-                                                                  memory_order_relaxed))
-        return;
-    follow_file(table);
-    follow_utc(atomic_load_explicit(&table->map, memory_order_relaxed));
-    if (atomic_exchange_explicit(&table->crowded, false, memory_order_relaxed) || table->told_full)
-        tell_fill(table);
-    atomic_store_explicit(&table->checking, 0, memory_order_release);
-}
-
 /* ---- the store ---- */
 
 static tg_status
-table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflowed,
-            tg_error *error)
+table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+            bool *overflowed, tg_error *error)
 {
-    tg_table *const table = table_of(store);
+    tg_table *const table = tg__table_of(store);
     plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
     call now;
     bool in_bucket = false;
@@ -1156,104 +979,32 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
     }
     const uint64_t real_us = !table->clock && status == TG_OK ? now.now_us : tg__boot_now_us();
     if (__builtin_expect(real_us >= atomic_load_explicit(&table->check_at_us, memory_order_relaxed), 0))
-        check(table, real_us);
+        tg__table_check(table, real_us);
     return status;
-}
-
-static bool
-fits(const tg_map *map, const tg_rule *rule)
-{
-    const uint64_t blocks = (tg__log_words_max(rule) + TG_BLOCK_WORDS - 1) / TG_BLOCK_WORDS;
-    return blocks <= map->blocks / 4;
-}
-
-static tg_status
-table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
-{
-    const tg_table *const table = table_of(store);
-    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
-    if (rule->algorithm != TG_SLIDING_LOG || fits(map, rule))
-        return TG_OK;
-    char text[TG_RULE_TEXT_MAX], size[24], now[24];
-    tg_rule_text(rule, text);
-    size_text(map->bytes, now);
-    for (uint64_t bytes = map->bytes; bytes <= TG_TABLE_BYTES_MAX; bytes *= 2) {
-        tg_map larger = { .bytes = 0 };
-        tg__map_geometry(&larger, bytes);
-        if (!fits(&larger, rule))
-            continue;
-        size_text(bytes, size);
-        return tg__error(error, TG_E_RULE,
-                         "rule '%s': its log of up to %" PRIu64 " words is too large for table %s of %s; use "
-                         "%s%s?size=%s, a resolution, or sliding_counter",
-                         text, tg__log_words_max(rule), table->place.name, now,
-                         table->place.path ? "shared://" : "memory://", table->place.name, size);
-    }
-    return tg__error(error, TG_E_RULE,
-                     "rule '%s': its log of up to %" PRIu64 " words is too large for any table; use a resolution, or "
-                     "sliding_counter",
-                     text, tg__log_words_max(rule));
 }
 
 static uint64_t
 table_now_us(tg_store *store)
 {
-    return now_of(table_of(store));
+    return tg__table_now(tg__table_of(store));
 }
 
 static int64_t
 table_utc_offset_us(tg_store *store)
 {
-    tg_table *const table = table_of(store);
+    tg_table *const table = tg__table_of(store);
     for (;;) {
         const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
-        const int64_t offset_us = offset_of(map);
+        const int64_t offset_us = tg__table_offset(map);
         if (atomic_load_explicit(&table->map, memory_order_acquire) == map)
             return offset_us; /* else perhaps read from zero pages: unmap_old */
     }
 }
 
-static tg_status
-table_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
-{
-    const uint32_t chunk = 4096; /* entries under one hold of the lock */
-    tg_table *const table = table_of(store);
-    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
-    const uint64_t self = tg__lock_self(), now_us = now_of(table);
-    *stats = (tg_store_stats){
-        .table_bytes = map->bytes,
-        .entries = (uint64_t)map->segment_count * (map->entries + map->overflow),
-        .log_blocks = (uint64_t)map->segment_count * map->blocks,
-        .timeouts = atomic_load_explicit(&tg__map_header(map)->timeouts, memory_order_relaxed),
-    };
-    for (uint32_t s = 0; s < map->segment_count; s++) {
-        const tg_area area = tg__map_area(map, s);
-        for (uint32_t first = 0; first < area.total; first += chunk) {
-            const tg_lock_outcome outcome = tg__lock_take(area.segment, self, table->timeout_us);
-            if (outcome == TG_LOCK_TIMEOUT)
-                return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped", table->place.name);
-            if (outcome == TG_LOCK_INHERITED)
-                tg__segment_recover(&area);
-            if (first == 0) {
-                stats->evicted += area.segment->evicted;
-                stats->overflowed += area.segment->overflowed;
-                stats->full += area.segment->full;
-                stats->owner_deaths += area.segment->owner_deaths;
-                stats->log_blocks_used += area.block_count - tg__blocks_left(&area);
-            }
-            for (uint32_t i = first; i < area.total && i < first + chunk; i++)
-                stats->entries_live +=
-                    (area.entries[i].flags & TG_ENTRY_USED) && area.entries[i].fresh_at_us > now_us ? 1 : 0;
-            tg__lock_release(area.segment, self);
-        }
-    }
-    return TG_OK;
-}
-
 static void
 table_close(tg_store *store)
 {
-    tg_table *const table = table_of(store);
+    tg_table *const table = tg__table_of(store);
     tg_map *map = atomic_load_explicit(&table->map, memory_order_acquire);
     while (map) {
         tg_map *const older = map->older;
@@ -1267,10 +1018,10 @@ table_close(tg_store *store)
 static const tg_store_ops table_ops = {
     .name = "table",
     .apply = table_apply,
-    .admit_rule = table_admit_rule,
+    .admit_rule = tg__table_admit_rule,
     .now_us = table_now_us,
     .utc_offset_us = table_utc_offset_us,
-    .stats = table_stats,
+    .stats = tg__table_stats,
     .close = table_close,
 };
 
@@ -1299,8 +1050,8 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     table->clock = options->clock;
     table->timeout_us = options->timeout_us ? options->timeout_us : DEFAULT_TIMEOUT_US;
     atomic_init(&table->map, map);
-    atomic_init(&table->check_at_us, tg__boot_now_us() + CHECK_EVERY_US);
-    follow_utc(map);
+    atomic_init(&table->check_at_us, tg__boot_now_us() + TG_CHECK_EVERY_US);
+    tg__table_follow_utc(map);
     *store = &table->base;
     return TG_OK;
 }

@@ -68,8 +68,8 @@ tg__entry_read(const tg_entry *shared, tg_entry *copy)
     __asm__ volatile("" : "+m"(*copy));
 }
 
-/* Keeps stores in the order written. The reader of a dead holder's segment learns of the death through the kernel, which
- * orders everything the dead one stored; so only the compiler has to be held. */
+/* Keeps stores in the order written. The reader of a dead holder's segment learns of the death through the kernel,
+ * which orders everything the dead one stored; so only the compiler has to be held. */
 static inline void
 tg__in_order(void)
 {
@@ -106,8 +106,8 @@ tg__undo_settle(const tg_area *area)
     area->segment->undo_words = 0;
     tg__in_order();
 }
-/* The holder died: puts back what it had saved, carries on what cannot be put back, and makes the arena's lists anew. Called
- * with the lock. May itself be cut short by death at any point. */
+/* The holder died: puts back what it had saved, carries on what cannot be put back, and makes the arena's lists
+ * anew. Called with the lock. May itself be cut short by death at any point. */
 void tg__segment_recover(const tg_area *area);
 
 /* ---- log.c: the words of a sliding log ---- */
@@ -133,16 +133,16 @@ typedef struct tg_chain {
 
 /* Whether a hit can go into the place of the newest words, where no block is left. */
 bool tg__log_squeezes(const tg_log *log, const tg_log_change *change);
-/* Does a change: words go where the log's old end was or beyond (saved where something is overwritten), with `squeezed` or
- * without a block left into its newest words; `log` becomes the new state for the caller to store; `loose` the blocks it no
- * longer needs. false: no place, the log's words are as they were. */
+/* Does a change: words go where the log's old end was or beyond (saved where something is overwritten), with
+ * `squeezed` or without a block left into its newest words; `log` becomes the new state for the caller to store;
+ * `loose` the blocks it no longer needs. false: no place, the log's words are as they were. */
 bool tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, bool squeezed, tg_chain *loose);
 /* Gives units back by the reference's order, at most as many as one undo record holds words; returns what of `cost` is
  * still to be given. The caller stores *log, settles, and calls again while *more. */
 uint64_t tg__log_refund(const tg_area *area, const tg_rule *rule, tg_log *log, uint64_t now_us, uint64_t cost, bool own,
                         uint64_t stamp_us, bool *changed, bool *more);
-/* Drops what holds a place but counts nothing. The log of entry `index` is rewritten in place; a death inside it is carried
- * on by tg__segment_recover. The undo record must be empty. */
+/* Drops what holds a place but counts nothing. The log of entry `index` is rewritten in place; a death inside it is
+ * carried on by tg__segment_recover. The undo record must be empty. */
 void tg__log_compact(const tg_area *area, uint32_t index);
 void tg__log_compact_resume(const tg_area *area);
 /* All blocks of a log. */
@@ -152,8 +152,9 @@ void tg__chain_free(const tg_area *area, tg_chain chain);
 static inline uint32_t
 tg__blocks_left(const tg_area *area)
 {
-    const uint32_t made = area->segment->blocks_made, spare = area->segment->free_count;
-    return (made < area->block_count ? area->block_count - made : 0) + (spare < area->block_count ? spare : 0);
+    const uint32_t written = area->segment->blocks_made, spare = area->segment->free_count;
+    const uint32_t made = written < area->block_count ? written : area->block_count;
+    return area->block_count - made + (spare <= made ? spare : 0);
 }
 
 /* ---- open.c: finding, trusting and making the file ---- */
@@ -178,5 +179,48 @@ void tg__map_close(tg_map *map);
 /* Whether the path still leads to this file. */
 bool tg__map_current(const tg_place *place, const tg_map *map);
 int64_t tg__utc_offset_now_us(void);
+
+/* ---- one open table ---- */
+
+#define TG_CHECK_EVERY_US UINT64_C(1000000)
+
+typedef struct tg_table {
+    tg_store base;
+    _Atomic(tg_map *) map;
+    tg_place place;
+    tg_clock *clock; /* kept alive by store.c */
+    uint64_t timeout_us;
+    _Atomic uint64_t check_at_us;
+    _Atomic uint64_t checking; /* the process (tg__lock_self) one of whose threads is in the once-a-second check */
+    _Atomic bool crowded;      /* since the last check something was forgotten or had no room */
+    bool told_full;            /* only used inside the check */
+    bool told_lost;
+} tg_table;
+
+static inline tg_table *
+tg__table_of(tg_store *store)
+{
+    return (tg_table *)store; /* `base` is its first member */
+}
+
+static inline uint64_t
+tg__table_now(const tg_table *table)
+{
+    return table->clock ? tg_clock_now_us(table->clock) : tg__boot_now_us();
+}
+
+static inline int64_t
+tg__table_offset(const tg_map *map)
+{
+    return map->manual ? 0 : atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+}
+
+/* ---- upkeep.c: what is done beside decisions ---- */
+
+/* The look around; the call that comes first after a second does it, after its locks are released. */
+void tg__table_check(tg_table *table, uint64_t real_us);
+void tg__table_follow_utc(const tg_map *map);
+tg_status tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error);
+tg_status tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
 
 #endif

@@ -80,8 +80,8 @@ claim_log(const tg_area *area, tg_entry *shared, uint32_t made)
     shared->log = log;
 }
 
-/* Every block is first loose; each log claims its own; what is still loose then is free. A second death in here only means
- * that it is done again: the logs' `next` links are read, and only `previous` and the free list are written. */
+/* Every block is first loose; each log claims its own; what is still loose then is free. A second death in here only
+ * means that it is done again: the logs' `next` links are read, and only `previous` and the free list are written. */
 static void
 rebuild_arena(const tg_area *area)
 {

@@ -1,5 +1,5 @@
-/* What the table's tests share: opening tables in a folder of their own, hits, children, and a look at the bytes from outside.
- * Must not enter: tests. */
+/* What the table's tests share: opening tables in a folder of their own, hits, children, and a look at the bytes
+ * from outside. Must not enter: tests. */
 #ifndef TG_TABLE_TEST_H
 #define TG_TABLE_TEST_H
 
@@ -36,7 +36,8 @@ UNUSED static int
 folder_make(void **state)
 {
     (void)state;
-    snprintf(test_folder, sizeof test_folder, "%s/tidegate-test-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    const char *where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(test_folder, sizeof test_folder, "%s/tidegate-test-XXXXXX", where);
     return mkdtemp(test_folder) ? 0 : -1;
 }
 
@@ -192,7 +193,8 @@ bytes_of(const char *path)
     return map;
 }
 
-/* Nothing is held, nothing is half done; each block belongs to one log or is free; each log's sum is that of its words. */
+/* Nothing is held, nothing is half done; each block belongs to one log or is free; each log's sum is that of its
+ * words. */
 UNUSED static void
 assert_table_sound(const char *path)
 {

@@ -283,7 +283,8 @@ an_arena_of_blocking_logs_sends_newcomers_to_coarse_buckets(void **state)
     end(&now);
 }
 
-/* A key that is known keeps its own count when its log cannot grow: to be judged anew elsewhere would double its limit. */
+/* A key that is known keeps its own count when its log cannot grow: to be judged anew elsewhere would double its
+ * limit. */
 static void
 a_log_that_cannot_grow_never_admits_more_than_its_limit(void **state)
 {

@@ -1,4 +1,5 @@
-/* Where a table lies, who is trusted with it, how it is made, and what is not taken for one. Built with TG_TEST_HOOKS. */
+/* Where a table lies, who is trusted with it, how it is made, and what is not taken for one. Built with
+ * TG_TEST_HOOKS. */
 #include "table_test.h"
 
 #include <dirent.h>
@@ -514,7 +515,8 @@ hit_thrice(void)
     tg_store *store;
     tg_limiter *limiter;
     const tg_limiter_options options = { .rules = tg_text_of("4/hour") };
-    tg_status status = tg_store_open(tg_text_of(uri_of("users/table?group=54321&owner=12345+12346")), NULL, &store, NULL);
+    const char *uri = uri_of("users/table?group=54321&owner=12345+12346");
+    tg_status status = tg_store_open(tg_text_of(uri), NULL, &store, NULL);
     if (status == TG_OK)
         status = tg_limiter_open(store, NULL, &options, &limiter, NULL);
     int admitted = 0;

@@ -1,5 +1,5 @@
-/* One decision over several targets, on both kinds of table: what is charged, what is told, what is kept. The numbers of each
- * algorithm are held to the reference by tests/c/replay.c and the shared vectors. */
+/* One decision over several targets, on both kinds of table: what is charged, what is told, what is kept. The
+ * numbers of each algorithm are held to the reference by tests/c/replay.c and the shared vectors. */
 #include "table_test.h"
 
 #define START_US UINT64_C(1700000000000000)
@@ -37,8 +37,10 @@ static void
 every_hit_of_one_microsecond_is_counted(void **state)
 {
     (void)state;
-    static const char *const rules[] = { "3/10s sliding_log", "3/10s fixed_window", "3/10s sliding_counter",
-                                         "3/10s token_bucket", "3/10s leaky_bucket", "3/10s sliding_log resolution 1s" };
+    static const char *const rules[] = {
+        "3/10s sliding_log", "3/10s fixed_window", "3/10s sliding_counter",
+        "3/10s token_bucket", "3/10s leaky_bucket", "3/10s sliding_log resolution 1s",
+    };
     FOR_BOTH_KINDS
         for (size_t r = 0; r < sizeof rules / sizeof *rules; r++) {
             scene now = begin(*kind, rules[r]);
@@ -56,8 +58,10 @@ static void
 a_client_that_returns_once_a_period_never_meets_old_counts(void **state)
 {
     (void)state;
-    static const char *const rules[] = { "2/minute sliding_log", "2/minute fixed_window", "2/minute fixed_window aligned",
-                                         "2/minute token_bucket", "2/minute sliding_log resolution 1s" };
+    static const char *const rules[] = {
+        "2/minute sliding_log", "2/minute fixed_window", "2/minute fixed_window aligned",
+        "2/minute token_bucket", "2/minute sliding_log resolution 1s",
+    };
     FOR_BOTH_KINDS
         for (size_t r = 0; r < sizeof rules / sizeof *rules; r++) {
             scene now = begin(*kind, rules[r]);
