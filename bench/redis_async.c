@@ -1,4 +1,5 @@
-/* Decisions without waiting beside a plain hiredis loop that sends the same bytes 64 at a time. One interleaved run; medians.
+/* Decisions without waiting beside a plain hiredis loop that sends the same bytes 64 at a time. One interleaved run;
+ * medians.
  *
  *   redis_async SOCKET [ROUNDS] [MILLISECONDS]    a line a row: tasks, decisions/s, loop/s, ratio
  *

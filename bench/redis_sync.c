@@ -3,7 +3,8 @@
  *
  *   redis_sync SOCKET [ROUNDS] [MILLISECONDS]    a line a row: name, decisions/s, loop/s, ratio, us of server CPU at depth 1, at 64
  *
- * The bytes are learned by standing between the limiter and the server for one hit. Must not enter: csrc but tidegate.h. */
+ * The bytes are learned by standing between the limiter and the server for one hit. Must not enter: csrc but
+ * tidegate.h. */
 #include "tidegate.h"
 
 #include <hiredis/hiredis.h>

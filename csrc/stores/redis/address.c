@@ -14,7 +14,11 @@
 static int
 hex(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
 /* NULL with *status TG_OK for an empty text. */
@@ -89,7 +93,8 @@ parse_db(tg_text text, tg_redis_address *address, tg_error *error)
     uint64_t number = 0;
     char shown[32];
     if (text.length && !tg__text_number(text, 1000000, &number))
-        return tg__error(error, TG_E_CONFIG, "Redis database '%s': expected a number", tg__text_show(text, shown, sizeof shown));
+        return tg__error(error, TG_E_CONFIG, "Redis database '%s': expected a number",
+                         tg__text_show(text, shown, sizeof shown));
     address->db = (unsigned)number;
     return TG_OK;
 }
@@ -117,7 +122,8 @@ parse_host(tg_text text, uint16_t port_default, tg_redis_host *parsed, tg_error 
     }
     uint64_t number = port_default;
     if (port.data && (!tg__text_number(port, 65535, &number) || number == 0))
-        return tg__error(error, TG_E_CONFIG, "Redis port '%s': expected 1 to 65535", tg__text_show(port, shown, sizeof shown));
+        return tg__error(error, TG_E_CONFIG, "Redis port '%s': expected 1 to 65535",
+                         tg__text_show(port, shown, sizeof shown));
     if (host.length == 0)
         host = tg_text_of("127.0.0.1");
     if (host.length > TG__REDIS_HOST_MAX)
@@ -173,7 +179,8 @@ parse_sentinels(tg_text text, tg_redis_address *address, tg_error *error)
     do {
         const char *comma = hosts.length ? memchr(hosts.data, ',', hosts.length) : NULL;
         if (address->sentinel_count == TG__SENTINELS_MAX)
-            return tg__error(error, TG_E_CONFIG, "a redis+sentinel:// URI names at most %d sentinels", TG__SENTINELS_MAX);
+            return tg__error(error, TG_E_CONFIG, "a redis+sentinel:// URI names at most %d sentinels",
+                             TG__SENTINELS_MAX);
         status = parse_host(comma ? until(hosts, comma) : hosts, SENTINEL_PORT_DEFAULT,
                             &address->sentinels[address->sentinel_count++], error);
         if (status != TG_OK)
@@ -239,7 +246,8 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
     *address = (tg_redis_address){ .connections_max = CONNECTIONS_DEFAULT };
     const bool unix_socket = tg__text_is(uri->scheme, "redis+unix");
     if (tg__text_is(uri->scheme, "rediss"))
-        return tg__error(error, TG_E_UNSUPPORTED, "rediss:// needs TLS, which this build was made without (hiredis %d.%d%s)",
+        return tg__error(error, TG_E_UNSUPPORTED,
+                         "rediss:// needs TLS, which this build was made without (hiredis %d.%d%s)",
                          HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_MAJOR < 1 ? ", TLS came with 1.0" : "");
     const bool sentinel = tg__text_is(uri->scheme, "redis+sentinel");
     if (!unix_socket && !sentinel && !tg__text_is(uri->scheme, "redis")) {
@@ -249,7 +257,8 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
                          tg__text_show(uri->scheme, shown, sizeof shown));
     }
     tg_text rest = uri->rest;
-    /* A password may hold an '@' that was not encoded, and so may a path: the last before a host, the first before '/'. */
+    /* A password may hold an '@' that was not encoded, and so may a path: the last one before a host, the first before
+     * a '/'. */
     const char *at = unix_socket ? rest.length ? memmem(rest.data, rest.length, "@/", 2) : NULL : find_last(rest, '@');
     if (at && unix_socket && rest.data[0] == '/')
         at = NULL;

@@ -216,7 +216,7 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
         bool charged = false;
         if (targets[i].rule->algorithm == TG_DENY) {
             ;
-        } else if (first != i) { /* a second rule on the same counts: charged once, and it tells of the state after that */
+        } else if (first != i) { /* a second rule on the same counts: charged once, it tells of the state after that */
             const tg_seen after = paid ? taken_from(payer, &seen[first], &next[first], now_us) : seen[i];
             tell_untouched(targets[i].rule, &after, now_us, verdict);
         } else if (paid) {

@@ -1,10 +1,10 @@
-/* The client that does not wait. hiredis' own asynchronous context is not used: it raises SIGPIPE, has no deadline per call
- * before 1.0 and fails every call with the first that is late after that, and its layout differs with each version. Its reply
- * reader is.
+/* The client that does not wait. hiredis' own asynchronous context is not used: it raises SIGPIPE, has no deadline
+ * per call before 1.0 and fails every call with the first that is late after that, and its layout differs with each
+ * version. Its reply reader is.
  *
- * Life of a call: *waiting* until there is a greeted connection, then its words are in `out` and it stands in the *queue*
- * of replies to come. It is *finished* when its `done` has been called or it was cancelled; what stands in the queue stays
- * there, finished or not, until its reply has come, for replies come in the order of the calls.
+ * Life of a call: *waiting* until there is a greeted connection, then its words are in `out` and it stands in the
+ * *queue* of replies to come. It is *finished* when its `done` has been called or it was cancelled; what stands in
+ * the queue stays there, finished or not, until its reply has come, for replies come in the order of the calls.
  *
  * Must not enter: what replies mean; that is said where it is for calls that wait. */
 #include "stores/redis/async.h"
@@ -217,7 +217,7 @@ watch(tg_async *client, int fd, bool writable)
         client->loop.watch(client->loop.data, fd, true, writable);
 }
 
-/* One timer, for the earliest deadline. It is not moved for every call: it goes off, finds nothing late, and is set anew. */
+/* One timer, for the earliest deadline. Not moved for every call: it goes off, finds nothing late, and is set again. */
 static void
 set_timer(tg_async *client)
 {
@@ -253,8 +253,8 @@ drop_connection(tg_async *client)
 
 static void connect_for_waiting(tg_async *client);
 
-/* Those in the queue will get no reply. With `unsent` not one byte of theirs has gone out: they wait for another connection,
- * once, as a call that waits does. */
+/* Those in the queue will get no reply. With `unsent` not one byte of theirs has gone out: they wait for another
+ * connection, once, as a call that waits does. */
 static void
 lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, bool unsent)
 {
@@ -452,7 +452,8 @@ connect_for_waiting(tg_async *client)
     tg_error error;
     client->connects_until_us = tg__monotonic_us() + client->store->timeout_us;
     const tg_trouble trouble =
-        tg__lookup_begin(&client->store->address, client->connects_until_us, &client->lookup, &client->addresses, &error);
+        tg__lookup_begin(&client->store->address, client->connects_until_us, &client->lookup, &client->addresses,
+                         &error);
     client->state = STATE_LOOKUP;
     if (trouble != TG__TROUBLE_NONE) {
         lose_connection(client, trouble, &error, false);
@@ -509,8 +510,8 @@ hear_reply(tg_async *client, const redisReply *reply)
         return;
     }
     if (reply->type != REDIS_REPLY_ERROR) {
-        const tg_trouble trouble = tg__redis_read(client->store, call->op, &call->plan, call->targets, call->target_count,
-                                                  reply, call->results, &error);
+        const tg_trouble trouble = tg__redis_read(client->store, call->op, &call->plan, call->targets,
+                                                  call->target_count, reply, call->results, &error);
         finish(client, call, trouble, &error);
         release(client, call);
         return;
@@ -649,7 +650,8 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
     tg_redis_store *store = client->store;
     *begun = NULL;
     if (!ours(client) || client->closing)
-        return tg__error(error, TG_E_STORE, "redis: this client is %s", client->closing ? "closed" : "another process's");
+        return tg__error(error, TG_E_STORE, "redis: this client is %s",
+                         client->closing ? "closed" : "another process's");
     tg_call plan;
     tg__call_plan(&plan, op, targets, target_count);
     if (tg__call_answer_alone(&plan, op, target_count, results))
@@ -672,9 +674,19 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     }
     tg_begun beginning = { .failed = false };
-    *call = (tg_async_call){ .beginning = &beginning, .op = op, .targets = targets, .target_count = target_count, .results = results, .done = done,
-                             .data = data, .deadline_us = tg__monotonic_us() + store->timeout_us,
-                             .manual_now_us = manual_now_us, .probe = probe, .plan = plan };
+    *call = (tg_async_call){
+        .beginning = &beginning,
+        .op = op,
+        .targets = targets,
+        .target_count = target_count,
+        .results = results,
+        .done = done,
+        .data = data,
+        .deadline_us = tg__monotonic_us() + store->timeout_us,
+        .manual_now_us = manual_now_us,
+        .probe = probe,
+        .plan = plan,
+    };
     enter(client);
     client->pending++;
     live_add(client, call);

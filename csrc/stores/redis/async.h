@@ -1,8 +1,8 @@
-/* Decisions without waiting, on a loop that is somebody else's: asyncio, uvloop, an epoll of our own. All calls share one
- * connection and travel behind each other; each has its own deadline.
+/* Decisions without waiting, on a loop that is somebody else's: asyncio, uvloop, an epoll of our own. All calls share
+ * one connection and travel behind each other; each has its own deadline.
  *
- * Everything is called from the loop's thread, and nothing here blocks. One client for each pair of process and loop: in a
- * forked child every call is TG_E_STORE, and only tg__async_close may follow. */
+ * Everything is called from the loop's thread, and nothing here blocks. One client for each pair of process and loop:
+ * in a forked child every call is TG_E_STORE, and only tg__async_close may follow. */
 #ifndef TG_REDIS_ASYNC_H
 #define TG_REDIS_ASYNC_H
 
@@ -31,14 +31,14 @@ tg_status tg__async_open(tg_store *store, const tg_async_loop *loop, tg_async **
 /* A flush that the loop was asked for and a readiness it has yet to tell must not come any more. */
 void tg__async_close(tg_async *client);
 
-/* Called once for each call that was begun and not cancelled; `error` is filled unless status is TG_OK. It may begin and
- * cancel calls, and close the client. Never from within the beginning of its own call, but perhaps of another. */
+/* Called once for each call that was begun and not cancelled; `error` is filled unless status is TG_OK. It may begin
+ * and cancel calls, and close the client. Never from within the beginning of its own call, but perhaps of another. */
 typedef void tg_async_done(void *data, tg_status status, const tg_error *error);
 
 /* As tg_store_ops.apply. `targets`, all they point to, and `results` stay the caller's and as they are until `done`.
  *
  * call  receives what tg__async_cancel takes; NULL when it is answered already, and `done` will not be called
- * TG_E_STORE, TG_E_NOMEM: it was not begun, `done` will not be called. Redis is known not to answer, or too many wait. */
+ * TG_E_STORE, TG_E_NOMEM: not begun, `done` will not be called. Redis is known not to answer, or too many wait. */
 tg_status tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
                           tg_async_done *done, void *data, tg_async_call **call, tg_error *error);
 /* `done` will not be called. Whether the hit is counted is not known if it was under way. */

@@ -1,5 +1,5 @@
-/* The circuit breaker: while Redis is known not to answer nobody asks it, so that trouble costs requests next to nothing. One
- * for all threads of a process that share a store, and for its calls that wait and those that do not.
+/* The circuit breaker: while Redis is known not to answer nobody asks it, so that trouble costs requests next to
+ * nothing. One for all threads of a process that share a store, and for its calls that wait and those that do not.
  * Must not enter: what trouble is; that is said in trouble.c. */
 #include "stores/redis/redis.h"
 
@@ -7,8 +7,8 @@
 
 #define TRIP_AFTER 3 /* failures in a row */
 
-/* The first pause is short: most troubles are a restart or a moment's stall. Then up to 1.6 s, so that Redis is asked again
- * within 2 s of being back; drawn anew each time, so that many processes do not come back at one instant. */
+/* The first pause is short: most troubles are a restart or a moment's stall. Then up to 1.6 s, so that Redis is asked
+ * again within 2 s of being back; drawn anew each time, so that many processes do not come back at one instant. */
 static uint64_t
 pause_us(uint32_t openings)
 {

@@ -94,8 +94,8 @@ put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follow
 }
 
 void
-tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op, const tg_call *call,
-              const tg_target *targets, size_t target_count, uint64_t manual_now_us)
+tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
+                   const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us)
 {
     if (op == TG_OP_RESET) {
         put_keys(resp, store, keyring, call, targets, target_count);

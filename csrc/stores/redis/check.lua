@@ -1,6 +1,6 @@
--- Which of the commands that the scripts use this user may not call; run once when a store is opened. KEYS[1] is a key of
--- our own that nothing else uses. It is given a text first: list commands then answer WRONGTYPE where they are allowed,
--- and nothing is ever written without an expiry.
+-- Which of the commands that the scripts use this user may not call; run once when a store is opened. KEYS[1] is a
+-- key of our own that nothing else uses. It is given a text first: list commands then answer WRONGTYPE where they are
+-- allowed, and nothing is ever written without an expiry.
 local missing = {}
 local function denied(reply)
     if type(reply) ~= 'table' or not reply.err then return false end

@@ -1,5 +1,6 @@
--- What every script begins with. A script is this file, the algorithms it is asked for, and hit.lua or refund.lua behind
--- them. Must not enter: tostring() on a number (it keeps 14 digits), a key that is not in KEYS, a write without an expiry.
+-- What every script begins with. A script is this file, the algorithms it is asked for, and hit.lua or refund.lua
+-- behind them. Must not enter: tostring() on a number (it keeps 14 digits), a key that is not in KEYS, a write
+-- without an expiry.
 --
 -- Numbers are doubles, whole and below 2^53; the product of two of them may not be, see divide().
 if redis.replicate_commands then redis.replicate_commands() end
@@ -19,8 +20,8 @@ if not manual then
     now = time[1] * 1000000 + time[2]
 end
 
--- How long a key may live, in milliseconds as text: until its state equals an absent one, rounded up. A manual clock and
--- the server's own have nothing to do with each other: there it is a day.
+-- How long a key may live, in milliseconds as text: until its state equals an absent one, rounded up. A manual clock
+-- and the server's own have nothing to do with each other: there it is a day.
 local function expiry(wait)
     if manual then return '86400000' end
     local ms = floor(wait / 1000) + 1
@@ -35,8 +36,8 @@ local function low(x, y)
     return (x0 * y0 + cross % 67108864 * 67108864) % 4503599627370496
 end
 
--- x * y / z as whole quotient and rest, exact, for a quotient below 2^50 and z below 2^50. The quotient in doubles is at
--- most one off; the true rest then lies within two z of zero, and its low 52 bits tell it.
+-- x * y / z as whole quotient and rest, exact, for a quotient below 2^50 and z below 2^50. The quotient in doubles is
+-- at most one off; the true rest then lies within two z of zero, and its low 52 bits tell it.
 local function divide(x, y, z)
     local product = x * y
     if product < 9007199254740992 then
@@ -54,6 +55,6 @@ end
 -- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged.
 local function rule_of(n)
     local a, key, flags, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', ARGV[n + 1])
-    return { algorithm = a, key = key, charged = flags % 2 == 1, follows = flags >= 2, limit = limit, burst = burst, period = period,
-             cost = cost, option = option, own = own == 1, stamp = stamp }
+    return { algorithm = a, key = key, charged = flags % 2 == 1, follows = flags >= 2, limit = limit,
+             burst = burst, period = period, cost = cost, option = option, own = own == 1, stamp = stamp }
 end

@@ -1,5 +1,5 @@
--- Fixed window (1). Value: count, start, aligned or not. `option` is 1 for an aligned rule; the server's clock is UTC. A
--- window of the other kind has ended: in other stores the two are read from clocks that lie decades apart.
+-- Fixed window (1). Value: count, start, aligned or not. `option` is 1 for an aligned rule; the server's clock is
+-- UTC. A window of the other kind has ended: in other stores the two are read from clocks that lie decades apart.
 local function fixed_at(key, now, rule)
     local raw = call('GET', key)
     if not raw then return { now = now, count = 0 }, '' end

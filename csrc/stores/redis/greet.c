@@ -1,7 +1,7 @@
-/* What a new connection begins with, in one round trip: password, database, role and, without a secret of our own, the one
- * kept in Redis. The first connection of a store also looks at the version, the memory policy and the user's
- * permissions, and asks the server for the scripts' names (their SHA-1), so that no implementation of that is needed here.
- * Must not enter: decisions. */
+/* What a new connection begins with, in one round trip: password, database, role and, without a secret of our own,
+ * the one kept in Redis. The first connection of a store also looks at the version, the memory policy and the user's
+ * permissions, and asks the server for the scripts' names (their SHA-1), so that no implementation of that is needed
+ * here. Must not enter: decisions. */
 #include "stores/redis/redis.h"
 
 #include <inttypes.h>
@@ -180,9 +180,10 @@ see_memory(tg_redis_store *store, const redisReply *reply, tg_error *error)
     /* Also without a limit: it may be set later, and the policy is what then decides. */
     if (policy.length && !tg__text_is(policy, "noeviction") && !atomic_exchange(&store->warned_eviction, true)) {
         char shown[32];
-        tg__notice("store-evicts", "%s: maxmemory-policy is %s%s: eviction frees clients who are denied, and whoever can "
-                                   "make keys can bring it about; noeviction keeps them", store->address.shown,
-                   tg__text_show(policy, shown, sizeof shown), tg__text_is(most, "0") ? " (maxmemory is not set yet)" : "");
+        tg__notice("store-evicts",
+                   "%s: maxmemory-policy is %s%s: eviction frees clients who are denied, and whoever can make keys can "
+                   "bring it about; noeviction keeps them", store->address.shown, tg__text_show(policy, shown, sizeof shown),
+                   tg__text_is(most, "0") ? " (maxmemory is not set yet)" : "");
     }
     return TG__TROUBLE_NONE;
 }
@@ -195,8 +196,9 @@ see_check(tg_redis_store *store, const redisReply *reply, tg_error *error)
     if (reply->len == 0)
         return TG__TROUBLE_NONE;
     char shown[128];
-    tg__error(error, TG_E_CONFIG, "%s: the user's permissions lack %s (all that is needed: ~tg1:* +eval +evalsha +time +get "
-                                  "+set +pexpire +lrange +llen +lindex +rpush +lset +ltrim +del; +role +info for the checks)",
+    tg__error(error, TG_E_CONFIG,
+              "%s: the user's permissions lack %s (all that is needed: ~tg1:* +eval +evalsha +time +get +set +pexpire "
+              "+lrange +llen +lindex +rpush +lset +ltrim +del; +role +info for the checks)",
               store->address.shown, tg__text_show((tg_text){ reply->str, reply->len }, shown, sizeof shown));
     return TG__TROUBLE_SETUP;
 }

@@ -1,6 +1,5 @@
-/* Keys: tg1:<fingerprint>:{<identity>}:<namespace>:<name>:<algorithm>:<period_us>. The braces hold one dimension, so that
- * all rules on it lie in one slot of a cluster. docs/redis.md draws it.
- * Must not enter: sockets, replies. */
+/* Keys: tg1:<fingerprint>:{<identity>}:<namespace>:<name>:<algorithm>:<period_us>. The braces hold one dimension, so
+ * that all rules on it lie in one slot of a cluster. docs/redis.md draws it. Must not enter: sockets, replies. */
 #include "stores/redis/redis.h"
 
 #include <inttypes.h>

@@ -1,10 +1,10 @@
-/* The connections of one store in this process: at most so many, each used by one call at a time, never by a forked child.
- * Must not enter: what is said over them.
+/* The connections of one store in this process: at most so many, each used by one call at a time, never by a forked
+ * child. Must not enter: what is said over them.
  *
- * A fork copies the table of connections but not the right to use them: what a child wrote there would mix with what the
- * parent writes. So the child closes its copies of the descriptors (the parent's stay open) and begins with none. It can
- * be forked at any instant, so whatever may be half done then must be safe to find: `fd` is taken out of its slot before it
- * is closed, and the list of stores changes by single pointers. */
+ * A fork copies the table of connections but not the right to use them: what a child wrote there would mix with what
+ * the parent writes. So the child closes its copies of the descriptors (the parent's stay open) and begins with none.
+ * It can be forked at any instant, so whatever may be half done then must be safe to find: `fd` is taken out of its
+ * slot before it is closed, and the list of stores changes by single pointers. */
 #include "stores/redis/redis.h"
 
 #include <errno.h>

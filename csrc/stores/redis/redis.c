@@ -22,8 +22,8 @@ redis_of(tg_store *store)
 
 /* EVALSHA, or EVAL with the whole text. One wire, one call under way. */
 static tg_trouble
-send_call(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, bool whole, const tg_resp *arguments,
-          uint64_t deadline_us, bool *unsent, tg_error *error)
+send_call(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, bool whole,
+          const tg_resp *arguments, uint64_t deadline_us, bool *unsent, tg_error *error)
 {
     char head_bytes[128];
     tg_resp head = { .data = head_bytes, .size = sizeof head_bytes };
@@ -106,7 +106,8 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
         return TG_OK;
     const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
     if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
-        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis", TG__REDIS_CLOCK_US_MAX);
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
+                         TG__REDIS_CLOCK_US_MAX);
     bool probe;
     if (!tg__breaker_passes(store, &probe))
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
@@ -128,13 +129,14 @@ tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_ta
     if (op != TG_OP_HIT && op != TG_OP_PEEK)
         return TG__TROUBLE_NONE;
     if (reply->type != REDIS_REPLY_STRING ||
-        !tg__redis_answer_read((tg_text){ reply->str, reply->len }, op, targets, call->first_of, target_count, call->denied,
-                               results, &server_now_us)) {
+        !tg__redis_answer_read((tg_text){ reply->str, reply->len }, op, targets, call->first_of, target_count,
+                               call->denied, results, &server_now_us)) {
         tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", store->address.shown);
         return TG__TROUBLE_REFUSED;
     }
     if (!store->manual)
-        atomic_store_explicit(&store->ahead_us, (int64_t)server_now_us - (int64_t)tg__monotonic_us(), memory_order_relaxed);
+        atomic_store_explicit(&store->ahead_us, (int64_t)server_now_us - (int64_t)tg__monotonic_us(),
+                              memory_order_relaxed);
     return TG__TROUBLE_NONE;
 }
 
@@ -147,7 +149,7 @@ tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_err
     if (trouble == TG__TROUBLE_NONE)
         return TG_OK;
     if (error)
-        error->status = TG_E_STORE; /* while greeting it may be another: from here on it is a store that does not answer */
+        error->status = TG_E_STORE; /* while greeting it may be another: from here on a store does not answer */
     return TG_E_STORE;
 }
 

@@ -48,7 +48,7 @@ typedef struct tg_redis_address {
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
     uint64_t timeout_us; /* 0: not said in the URI */
-    /* redis+sentinel: who is asked where the master is, for each new connection; `host` and `port` are then the first's. */
+    /* redis+sentinel: who is asked where the master is, for each new connection. `host` is then empty. */
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     size_t sentinel_count;
     char master[TG__SENTINEL_NAME_MAX + 1];
@@ -68,7 +68,7 @@ typedef struct tg_redis_keyring {
 } tg_redis_keyring;
 
 typedef struct tg_redis_wire {
-    _Atomic int fd; /* -1: closed. Set before the descriptor is used and cleared before it is closed: see pool.c on forks */
+    _Atomic int fd; /* -1: closed. Set before it is used, cleared before it is closed: see pool.c on forks */
     bool taken;     /* under the pool's lock */
     uint64_t receives_for_us; /* the socket's SO_RCVTIMEO; 0: not set */
     uint64_t used_at_us;      /* tg__monotonic_us of the last whole reply */
@@ -78,7 +78,7 @@ typedef struct tg_redis_wire {
 
 uint64_t tg__monotonic_us(void);
 
-/* All of these end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
+/* These end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
 tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error);
 /* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
 tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent,
@@ -89,12 +89,12 @@ tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply 
 bool tg__wire_sound(const tg_redis_wire *wire);
 void tg__wire_close(tg_redis_wire *wire);
 
-/* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses are then
- * the caller's. `connecting`: it is under way, and the descriptor is writable when it is done. */
+/* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses
+ * are then the caller's. `connecting`: it is under way, and the descriptor is writable when it is done. */
 typedef struct tg_lookup tg_lookup;
 struct addrinfo;
-/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). Sentinels are asked in
- * the lookup too: never past `deadline_us`, and never for an address remembered from before. */
+/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). Sentinels are
+ * asked in the lookup too: never past `deadline_us`, and never for an address remembered from before. */
 tg_trouble tg__lookup_begin(const tg_redis_address *address, uint64_t deadline_us, tg_lookup **lookup,
                             struct addrinfo **found, tg_error *error);
 int tg__lookup_fd(const tg_lookup *lookup);
@@ -218,7 +218,7 @@ tg_trouble tg__greeting_hear(tg_redis_store *store, tg_redis_wire *wire, tg_gree
                              tg_error *error);
 void tg__greeting_end(tg_greeting *greeting);
 
-/* Whether this call may ask Redis. `probe`: it is the one that finds out whether trouble is over, and must be heard of. */
+/* Whether this call may ask Redis. `probe`: it finds out whether trouble is over, and must be heard of. */
 bool tg__breaker_passes(tg_redis_store *store, bool *probe);
 void tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe);
 

@@ -1,10 +1,11 @@
--- Sliding log (2). A list of 12-byte entries, oldest first: when (7 bytes) and the sum of all costs up to and with this
--- entry (5 bytes, modulo 2^40). The cost of an entry is the distance of two sums, so that the units in any stretch of the
--- log, and the entry with which a number of units is reached, are found without reading what lies between.
+-- Sliding log (2). A list of 12-byte entries, oldest first: when (7 bytes) and the sum of all costs up to and with
+-- this entry (5 bytes, modulo 2^40). The cost of an entry is the distance of two sums, so that the units in any
+-- stretch of the log, and the entry with which a number of units is reached, are found without reading what lies
+-- between.
 --
--- The first element is no entry: its sum is where counting begins. It is what remains of the last entry that left, or has
--- been moved forward by a refund: entries whose sum it has passed weigh nothing. A list rather than a string: nodes of
--- 8 KiB fill up, while a string that grows is given twice its size.
+-- The first element is no entry: its sum is where counting begins. It is what remains of the last entry that left, or
+-- has been moved forward by a refund: entries whose sum it has passed weigh nothing. A list rather than a string:
+-- nodes of 8 KiB fill up, while a string that grows is given twice its size.
 --
 -- `option` is the resolution: entries within one multiple of it are one.
 local function entry(text)
@@ -140,8 +141,8 @@ take[2] = function(key, now, rule, log)
     call('PEXPIRE', key, lasts)
 end
 
--- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there is
--- next to nothing behind it.
+-- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there
+-- is next to nothing behind it.
 local function give_own(key, rule, log)
     local step = rule.option > 0 and rule.option or 1
     local wanted = floor(rule.stamp / step)
@@ -186,8 +187,9 @@ local function give_own(key, rule, log)
     end
 end
 
--- Oldest first: counting begins `given` further on, and what lies before weighs nothing any more. Entries that have left
--- keep their units for a clock that goes back, and so are moved along; when that were long work they are forgotten.
+-- Oldest first: counting begins `given` further on, and what lies before weighs nothing any more. Entries that have
+-- left keep their units for a clock that goes back, and so are moved along; when that were long work they are
+-- forgotten.
 local function give_oldest(key, log, given)
     local mark, gone = (log.before + given) % 1099511627776, log.first - 1
     if gone > 0 and gone <= 64 then

@@ -56,8 +56,8 @@ wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error 
 
 /* ---- names ---- */
 
-/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. The answer
- * shows on a descriptor, so that a loop can wait for it as well as a call with a deadline. */
+/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. The
+ * answer shows on a descriptor, so that a loop can wait for it as well as a call with a deadline. */
 struct tg_lookup {
     pthread_mutex_t lock;
     bool done, given_up;
@@ -139,7 +139,8 @@ lookup_run(void *argument)
         snprintf(port, sizeof port, "%u", lookup->server.port);
         result = getaddrinfo(lookup->server.host, port, &hints, &found);
         if (result != 0)
-            snprintf(lookup->says, sizeof lookup->says, "the name '%.120s': %s", lookup->server.host, gai_strerror(result));
+            snprintf(lookup->says, sizeof lookup->says, "the name '%.120s': %s", lookup->server.host,
+                     gai_strerror(result));
     }
     pthread_mutex_lock(&lookup->lock);
     lookup->result = result;
@@ -244,8 +245,8 @@ tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrin
 /* ---- connecting ---- */
 
 tg_trouble
-tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to, bool *connecting,
-                       tg_error *error)
+tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
+                       bool *connecting, tg_error *error)
 {
     struct sockaddr_un path = { .sun_family = AF_UNIX };
     const struct sockaddr *where = to ? to->ai_addr : (const struct sockaddr *)&path;
@@ -355,7 +356,7 @@ tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t dea
 void
 tg__wire_close(tg_redis_wire *wire)
 {
-    const int fd = atomic_exchange(&wire->fd, -1); /* first: a child forked now must not close a number reused by then */
+    const int fd = atomic_exchange(&wire->fd, -1); /* first: a child forked now must not close a reused number */
     redisReader *reader = wire->reader;
     wire->reader = NULL;
     if (fd != -1)
@@ -401,8 +402,9 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
     return TG__TROUBLE_NONE;
 }
 
-/* Lets recv itself wait: one system call for a reply where trying, polling and receiving are three. What is set stays set, so
- * a call with all of its time left, which is the common one, sets nothing. Up to a millisecond late, never early. */
+/* Lets recv itself wait: one system call for a reply where trying, polling and receiving are three. What is set stays
+ * set, so a call with all of its time left, which is the common one, sets nothing. Up to a millisecond late, never
+ * early. */
 static tg_trouble
 receive_by(tg_redis_wire *wire, int fd, uint64_t deadline_us, tg_error *error)
 {

@@ -1,5 +1,5 @@
-/* What a script answers is read as what comes from outside: no bytes whatever may do more than be refused. And what error
- * replies mean. No server is needed here. */
+/* What a script answers is read as what comes from outside: no bytes whatever may do more than be refused. And what
+ * error replies mean. No server is needed here. */
 #include "stores/redis/redis.h"
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* The client that does not wait, on a small loop of poll: right answers to right calls, deadlines, and Redis away. Nothing here
- * sleeps but the loop.
+/* The client that does not wait, on a small loop of poll: right answers to right calls, deadlines, and Redis away.
+ * Nothing here sleeps but the loop.
  *
  * test-builds: plain asan */
 #include "server.h"

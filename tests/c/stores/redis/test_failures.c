@@ -1,5 +1,5 @@
-/* The Redis store when Redis does not do what it is asked: every row of the table in docs/redis.md, each with a real server
- * brought into that state.
+/* The Redis store when Redis does not do what it is asked: every row of the table in docs/redis.md, each with a real
+ * server brought into that state.
  *
  * test-builds: plain asan */
 #include "server.h"
@@ -585,8 +585,8 @@ garbage_for_a_reply_is_a_store_that_does_not_answer(void **unused)
 
 /* ---- between the store and the server ---- */
 
-/* Passes everything on, but tells of a missing script in words of its own, as proxies do, and makes it missing again before
- * the store's next word. */
+/* Passes everything on, but tells of a missing script in words of its own, as proxies do, and makes it missing again
+ * before the store's next word. */
 typedef struct proxy {
     int listener;
     char path[96], after_miss[16]; /* how the store's next call began */

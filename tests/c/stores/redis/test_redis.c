@@ -1,5 +1,5 @@
-/* The Redis store while all goes well: keys, secret, expiry, the log's memory, threads, forks, many processes at once, and
- * target by target the answers of the table. What happens when it does not: test_failures.c.
+/* The Redis store while all goes well: keys, secret, expiry, the log's memory, threads, forks, many processes at
+ * once, and target by target the answers of the table. What happens when it does not: test_failures.c.
  *
  * test-builds: plain asan tsan */
 #include "server.h"
