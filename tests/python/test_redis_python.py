@@ -24,7 +24,7 @@ from tidegate.fastapi import install, rate_limit
 from tidegate.flask import Tidegate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Connection, Server, server
+from server import Connection, Lateness, Server, server
 
 
 @pytest.fixture
@@ -71,12 +71,14 @@ def test_other_threads_run_while_redis_is_waited_for(redis: Server) -> None:
 
     ticker = threading.Thread(target=tick)
     ticker.start()
-    began = time.monotonic()
-    assert one.hit("a").degraded
-    waited = time.monotonic() - began
+    with Lateness() as late:
+        began = time.monotonic()
+        assert one.hit("a").degraded
+        waited = time.monotonic() - began
+        assert waited > 0.38
+        assert late.allows(waited, 0.41)
     done.set()
     ticker.join()
-    assert 0.38 < waited < 0.5
     assert len(gaps) > 20, f"another thread ran {len(gaps)} times while one waited"
 
 
@@ -157,7 +159,7 @@ def flask_app(store: str, on_store_failure: str) -> object:
 @pytest.mark.parametrize("face", [fastapi_app, flask_app])
 def test_a_face_answers_by_policy_while_redis_is_away_and_never_500(redis: Server, face: Callable[..., Any]) -> None:
     who = {"X-Who": "a"}
-    opened, closed = face(redis.uri, "open"), face(redis.uri, "closed")
+    opened, closed = face(redis.uri, "open"), face(redis.uri, "closed")  # one store, one breaker
     assert opened.get("/", headers=who).status_code == 200
     redis.kill()
     assert {opened.get("/", headers=who).status_code for _ in range(10)} == {200}
@@ -166,11 +168,12 @@ def test_a_face_answers_by_policy_while_redis_is_away_and_never_500(redis: Serve
         assert answer.status_code == 503
         assert answer.headers["Retry-After"] == "1"
     redis.start()
-    end = time.monotonic() + 2
-    while closed.get("/", headers=who).status_code == 503:
-        assert time.monotonic() < end, "not back within 2 s"
-        time.sleep(0.02)
-    assert [face(redis.uri, "open").get("/", headers={"X-Who": "b"}).status_code for _ in range(3)] == [200, 200, 429]
+    with Lateness() as late:
+        began = time.monotonic()
+        while closed.get("/", headers=who).status_code == 503:
+            assert late.allows(time.monotonic() - began, 2), "not back within 2 s"
+            time.sleep(0.02)
+    assert [face(redis.patient, "open").get("/", headers={"X-Who": "b"}).status_code for _ in range(3)] == [200, 200, 429]
 
 
 def test_what_a_person_has_to_change_is_an_error_when_the_limiter_is_made(redis: Server) -> None:
@@ -185,16 +188,17 @@ def test_what_a_person_has_to_change_is_an_error_when_the_limiter_is_made(redis:
 @pytest.mark.fault("R136")
 def test_a_start_without_redis_is_not_held_up_and_trouble_costs_little(redis: Server, caplog: pytest.LogCaptureFixture) -> None:
     redis.kill()
-    began = time.monotonic()
-    one = Limiter("5/minute", name="x", store=redis.uri)
-    assert time.monotonic() - began < 0.4
-    took = []
-    for _ in range(300):
+    with Lateness() as late:
         began = time.monotonic()
-        assert one.hit("a").degraded
-        took.append(time.monotonic() - began)
-    assert max(took) < 0.07
-    assert sorted(took)[290] < 0.001
+        one = Limiter("5/minute", name="x", store=redis.uri)
+        assert late.allows(time.monotonic() - began, 0.3)
+        took = []
+        for _ in range(300):
+            began = time.monotonic()
+            assert one.hit("a").degraded
+            took.append(time.monotonic() - began)
+        assert late.allows(max(took), 0.06)
+        assert late.allows(sorted(took)[290], 0.001)
     lines = [record for record in caplog.records if "does not answer" in record.getMessage()]
     assert len(lines) <= 1, "one line when trouble begins, not one a request"
 

