@@ -49,10 +49,11 @@ PYTHON = .venv/bin/python
 
 LIB_SRC := $(sort $(shell find csrc -name '*.c' -not -path 'csrc/cli/*'))
 FCGI_SRC := $(sort $(wildcard fcgi/*.c))
+CLI_SRC := $(sort $(wildcard csrc/cli/*.c))
 # The rest of the room is what its tests and the benchmark's constant responder link.
 FCGI_ROOM_SRC := $(filter-out fcgi/daemon.c,$(FCGI_SRC))
-# A source without a main() is a piece that others include.
-TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -exec grep -lE '^(int )?main\b' {} +))
+# A source without a main() is a piece that others include; a peer_ is a program of its own that a test builds.
+TEST_SRC := $(sort $(shell find tests -name '*.c' -not -path 'tests/fuzz/*' -not -name 'peer_*' -exec grep -lE '^(int )?main\b' {} +))
 # Under the thread sanitizer only what has threads.
 ifeq ($(VARIANT),tsan)
 TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_SRC) /dev/null))
@@ -65,8 +66,9 @@ BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
 HOOKS_OBJ := $(LIB_SRC:%.c=$(B)/hooks/%.o)
 FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
-PROGRAMS := $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -74,7 +76,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
-        bench-instructions fuzz install clean
+        bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -89,7 +91,7 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
-lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## libtidegate.a, libtidegate.so and tidegate.pc in build/lib
+lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
 programs: $(PROGRAMS) ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
@@ -130,7 +132,9 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
 
+$(B)/bin/tidegate: $(CLI_OBJ) $(B)/lib/libtidegate.a
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
+$(PROGRAMS):
 	@mkdir -p $(@D)
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
@@ -180,12 +184,15 @@ test: setup ## set up, build, run every test
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20
-fuzz: $(FUZZ_BIN) ## run each fuzz target for FUZZ_SECONDS (20)
+fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
+	@$(MAKE) --no-print-directory -j2 fuzz-programs
 	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
-	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus \
+	    kept=tests/fuzz/corpus/$${target##*/fuzz_}; test -d $$kept || kept=; \
+	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus $$kept \
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
+fuzz-programs: $(FUZZ_BIN)
 FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recover=all -MMD -MP
 FUZZ_OBJ := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(LIB_SRC) $(FCGI_ROOM_SRC))
 $(B)/fuzz/obj/%.o: %.c
@@ -233,4 +240,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(FUZZ_OBJ:.o=.d) $(FUZZ_BIN:=.d) $(LIB_OBJ:.o=.d) $(HOOKS_OBJ:.o=.d) $(FCGI_OBJ:.o=.d) $(TEST_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

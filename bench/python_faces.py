@@ -28,7 +28,8 @@ from tidegate.fastapi import TidegateMiddleware, install, rate_limit
 RULES = "1000000000/second token_bucket"
 STORE = "memory://bench-faces"
 HEADERS = [
-    (b"host", b"shop.example"), (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
+    (b"host", b"shop.example"),
+    (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
     (b"accept", b"application/json"), (b"accept-language", b"en-GB,en;q=0.5"), (b"accept-encoding", b"gzip, br"),
     (b"referer", b"https://shop.example/"), (b"cookie", b"session=0123456789abcdef"), (b"connection", b"keep-alive"),
 ]  # fmt: skip
@@ -142,7 +143,8 @@ def main() -> int:
         print(json.dumps(table))
     else:
         for row, numbers in table.items():
-            print(f"{row:12} {numbers['us']:7.2f} us beside {numbers['base_us']:7.2f} us: {numbers['ratio']:.3f} x {bases[row]}")
+            times_as_long = f"{numbers['ratio']:.3f} x {bases[row]}"
+            print(f"{row:12} {numbers['us']:7.2f} us beside {numbers['base_us']:7.2f} us: {times_as_long}")
     return 0
 
 

@@ -79,13 +79,29 @@ put_status(writer *out, int status, tg_text reason)
 
 /* ---- parameters */
 
+/* "ip=203.0.113.7": what counts under one kind of a policy's `by`. */
+typedef struct asked_key {
+    tg_text kind, value;
+} asked_key;
+
+/* One decision that was asked for by name. */
+typedef struct question {
+    tg_text policy;
+    asked_key keys[TG_DIMENSIONS_MAX];
+    size_t key_count;
+    uint64_t cost;
+    bool peek;
+    const char *wrong; /* what cannot be understood in it, or NULL */
+} question;
+
 typedef struct asked {
     tg_request request;
+    question question;
     tg_text server_name;
-    tg_text mode;
-    tg_text now;
+    tg_text mode, next, token, now, batch;
     tg_text unknown; /* a TIDEGATE_ name that this version does not know */
-    bool has_mode, has_now, has_uri;
+    bool has_mode, has_now, has_uri, has_batch, has_cost;
+    bool script_outside; /* SCRIPT_FILENAME is not below the listener's root */
     bool too_many_headers;
     bool bad;
 } asked;
@@ -104,29 +120,168 @@ starts(tg_text text, const char *word, size_t length)
 }
 #define STARTS(text, literal) starts((text), (literal), sizeof(literal) - 1)
 
+static bool
+read_number(tg_text text, uint64_t *number)
+{
+    uint64_t read = 0;
+    if (text.length == 0 || text.length > 18)
+        return false;
+    for (size_t i = 0; i < text.length; i++) {
+        if (text.data[i] < '0' || text.data[i] > '9')
+            return false;
+        read = read * 10 + (uint64_t)(text.data[i] - '0');
+    }
+    *number = read;
+    return true;
+}
+
+/* An empty value is none: a web server's variable that is not set. Of one kind the last counts. */
+static void
+read_key(question *one, tg_text text)
+{
+    const char *equals = text.length ? memchr(text.data, '=', text.length) : NULL;
+    if (!equals || equals == text.data) {
+        one->wrong = "TIDEGATE_KEY is not kind=value, for example ip=203.0.113.7";
+        return;
+    }
+    const asked_key key = {
+        .kind = { .data = text.data, .length = (size_t)(equals - text.data) },
+        .value = { .data = equals + 1, .length = text.length - (size_t)(equals - text.data) - 1 },
+    };
+    for (size_t i = 0; i < one->key_count; i++)
+        if (is(one->keys[i].kind, key.kind.data, key.kind.length)) {
+            one->keys[i] = key;
+            return;
+        }
+    if (one->key_count == TG_DIMENSIONS_MAX)
+        one->wrong = "more kinds in TIDEGATE_KEY than one decision can have";
+    else
+        one->keys[one->key_count++] = key;
+}
+
+static void
+read_cost(question *one, tg_text text)
+{
+    if (!read_number(text, &one->cost) || one->cost > TG_LIMIT_MAX)
+        one->wrong = "TIDEGATE_COST is no whole number from 0 to 10000000000";
+}
+
+static void
+read_peek(question *one, tg_text text)
+{
+    one->peek = IS(text, "1");
+    if (!one->peek && !IS(text, "0") && text.length)
+        one->wrong = "TIDEGATE_PEEK is neither 0 nor 1";
+}
+
 static void
 read_own(asked *ask, tg_text name, tg_text value)
 {
     if (IS(name, "TIDEGATE_MODE")) {
         ask->mode = value;
         ask->has_mode = true;
+    } else if (IS(name, "TIDEGATE_POLICY")) {
+        ask->question.policy = value;
+    } else if (IS(name, "TIDEGATE_KEY")) {
+        read_key(&ask->question, value);
+    } else if (IS(name, "TIDEGATE_COST")) {
+        read_cost(&ask->question, value);
+        ask->has_cost = true;
+    } else if (IS(name, "TIDEGATE_PEEK")) {
+        read_peek(&ask->question, value);
+    } else if (IS(name, "TIDEGATE_BATCH")) {
+        ask->batch = value;
+        ask->has_batch = true;
+    } else if (IS(name, "TIDEGATE_NEXT")) {
+        ask->next = value;
+    } else if (IS(name, "TIDEGATE_TOKEN")) {
+        ask->token = value;
     } else if (IS(name, "TIDEGATE_NOW_US")) {
         ask->now = value;
         ask->has_now = true;
-    } else {
+    } else if (!IS(name, "TIDEGATE_LIMIT") && !IS(name, "TIDEGATE_REMAINING") && !IS(name, "TIDEGATE_RESET") &&
+               !IS(name, "TIDEGATE_DECIDED_BY")) { /* what an authorizer in front was told by us */
         ask->unknown = name;
+    }
+}
+
+/* ---- the application's script */
+
+/* Apache writes where the proxied request goes before the script's path: "proxy:fcgi://host:port/srv/www/a.php". */
+static tg_text
+script_path(tg_text value)
+{
+    size_t at = 0;
+    if (STARTS(value, "proxy:fcgi://"))
+        at = sizeof "proxy:fcgi://" - 1;
+    else if (STARTS(value, "proxy:balancer://"))
+        at = sizeof "proxy:balancer://" - 1;
+    else
+        return value;
+    const char *slash = memchr(value.data + at, '/', value.length - at);
+    if (!slash)
+        return (tg_text){ 0 };
+    tg_text path = { .data = slash, .length = value.length - (size_t)(slash - value.data) };
+    const char *query = memchr(path.data, '?', path.length);
+    if (query)
+        path.length = (size_t)(query - path.data);
+    return path;
+}
+
+/* By its text: symbolic links below the root are the business of whoever owns it. */
+static bool
+is_below(const char *root, tg_text path)
+{
+    const size_t length = strlen(root);
+    if (length == 0 || path.length <= length || memcmp(path.data, root, length) != 0)
+        return false;
+    if (length > 1 && path.data[length] != '/')
+        return false;
+    for (size_t i = 0; i < path.length; i++) {
+        if (path.data[i] == '\0')
+            return false;
+        const size_t left = path.length - i;
+        if (left >= 3 && memcmp(path.data + i, "/..", 3) == 0 && (left == 3 || path.data[i + 3] == '/'))
+            return false;
+    }
+    return true;
+}
+
+bool
+fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name, tg_text *value)
+{
+    (void)context;
+    const fcgi_rights *rights = &listener->rights;
+    switch (name.length ? name.data[0] : '\0') {
+    case 'T':
+        return !STARTS(name, "TIDEGATE_");
+    case 'S':
+        if (!IS(name, "SCRIPT_FILENAME"))
+            return true;
+        *value = script_path(*value);
+        return is_below(rights->root, *value);
+    case 'P':
+        if (IS(name, "PATH_TRANSLATED")) {
+            *value = script_path(*value);
+            return is_below(rights->root, *value);
+        }
+        return rights->php_values || (!IS(name, "PHP_VALUE") && !IS(name, "PHP_ADMIN_VALUE"));
+    case 'H': /* a client's "Proxy:" field would tell the application which proxy to use */
+        return !IS(name, "HTTP_PROXY");
+    default:
+        return true;
     }
 }
 
 /* Of a parameter sent twice the last counts: web servers append what overrides an included file. Header lines are the
  * client's and keep their order and number. */
 static void
-read_params(fcgi_answerer *answerer, fcgi_params params, asked *ask)
+read_params(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_params params, asked *ask)
 {
     tg_text name, value;
     fcgi_params_step step;
     size_t header_count = 0;
-    *ask = (asked){ 0 };
+    *ask = (asked){ .question.cost = 1 };
     while ((step = fcgi_params_next(&params, &name, &value)) == FCGI_PARAMS_PAIR) {
         switch (name.length ? name.data[0] : '\0') {
         case 'R':
@@ -144,6 +299,8 @@ read_params(fcgi_answerer *answerer, fcgi_params params, asked *ask)
         case 'S':
             if (IS(name, "SERVER_NAME"))
                 ask->server_name = value;
+            else if (IS(name, "SCRIPT_FILENAME"))
+                ask->script_outside = ask->script_outside || !is_below(listener->rights.root, script_path(value));
             break;
         case 'T':
             if (STARTS(name, "TIDEGATE_"))
@@ -184,8 +341,6 @@ typedef struct refusal {
     size_t field_count;
 } refusal;
 
-typedef enum way { WAY_ANSWER, WAY_AUTH, WAY_AUTHORIZER } way;
-
 /* nginx's auth_request knows 2xx, 401 and 403; it turns anything else into a 500 and an error line for each. So what is
  * meant travels in fields, from which the web server's configuration makes the real answer. */
 static void
@@ -224,9 +379,9 @@ put_body(writer *out, tg_text body, bool head)
 }
 
 static void
-put_refusal(writer *out, way how, const refusal *no, bool head)
+put_refusal(writer *out, fcgi_mode how, const refusal *no, bool head)
 {
-    if (how == WAY_AUTH) {
+    if (how == FCGI_MODE_AUTH) {
         put_auth_refusal(out, no);
         return;
     }
@@ -236,17 +391,30 @@ put_refusal(writer *out, way how, const refusal *no, bool head)
     put_body(out, no->body, head);
 }
 
-/* The web server asked for something that cannot be: its configuration is wrong, not its client. Answered closed, or a
- * mistyped word would switch the limits off. `message` is ours and needs no escaping. */
+/* What JSON and a header field hold as it is. */
 static void
-put_misuse(writer *out, way how, int status, const char *reason, const char *code, const char *message, bool head)
+copy_plain(char *plain, size_t bytes, const char *text)
+{
+    size_t length = 0;
+    for (; text[length] && length < bytes - 1; length++) {
+        const char c = text[length];
+        plain[length] = c == '"' ? '\'' : c == '\\' || (unsigned char)c < 0x20 || (unsigned char)c > 0x7e ? '?' : c;
+    }
+    plain[length] = '\0';
+}
+
+/* The web server asked for something that cannot be: its configuration is wrong, not its client. Answered closed, or a
+ * mistyped word would switch the limits off. What of `message` JSON cannot hold is replaced. */
+static void
+put_misuse(writer *out, fcgi_mode how, int status, const char *reason, const char *code, const char *message, bool head)
 {
     static const tg_field type = {
         .name = { .data = "Content-Type", .length = 12 },
         .value = { .data = "application/json", .length = 16 },
     };
-    char body[384];
-    const int length = snprintf(body, sizeof body, "{\"code\": \"%s\", \"message\": \"%s\"}", code, message);
+    char body[768], plain[640];
+    copy_plain(plain, sizeof plain, message);
+    const int length = snprintf(body, sizeof body, "{\"code\": \"%s\", \"message\": \"%s\"}", code, plain);
     const refusal no = {
         .status = status,
         .reason = tg_text_of(reason),
@@ -255,7 +423,7 @@ put_misuse(writer *out, way how, int status, const char *reason, const char *cod
         .fields = &type,
         .field_count = 1,
     };
-    if (how == WAY_AUTH && status >= 500) {
+    if (how == FCGI_MODE_AUTH && status >= 500) {
         /* nginx makes its own 500 of it, and a line in its error log: as it should. */
         put_status(out, status, no.reason);
         PUT(out, "\r\n");
@@ -268,18 +436,33 @@ static void
 put_decision_json(writer *out, const tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
-    PUT(out, "{\"allowed\": true, \"policy\": ");
-    if (judgement->outcome == TG_UNMATCHED) {
-        PUT(out, "null}");
+    if (judgement->outcome == TG_UNMATCHED || judgement->outcome == TG_EXEMPT) {
+        PUT(out, "{\"allowed\": true, \"policy\": null}");
         return;
     }
-    PUT(out, "\"");
+    const bool refused = judgement->status != 0;
+    if (refused)
+        PUT(out, "{\"allowed\": false, \"policy\": \"");
+    else
+        PUT(out, "{\"allowed\": true, \"policy\": \"");
     put(out, tg_text_of(judgement->policy)); /* names are [A-Za-z0-9_.-] */
+    if (refused) {
+        PUT(out, "\", \"status\": ");
+        put_number(out, (uint64_t)judgement->status);
+        if (judgement->outcome == TG_UNIDENTIFIED) {
+            PUT(out, "}");
+            return;
+        }
+        PUT(out, ", \"retry_after\": ");
+        put_seconds(out, decision->retry_after_us);
+    } else {
+        PUT(out, "\"");
+    }
     if (decision->degraded) {
-        PUT(out, "\", \"degraded\": true}");
+        PUT(out, ", \"degraded\": true}");
         return;
     }
-    PUT(out, "\", \"limit\": ");
+    PUT(out, ", \"limit\": ");
     put_number(out, decision->limit);
     PUT(out, ", \"burst\": ");
     put_number(out, decision->burst);
@@ -293,51 +476,353 @@ put_decision_json(writer *out, const tg_judgement *judgement)
 }
 
 static void
-put_allowed(writer *out, way how, const tg_judgement *judgement, const tg_answer *answer, bool head)
+put_json_answer(writer *out, tg_text json, bool head)
+{
+    PUT(out, "Content-Type: application/json\r\n");
+    put_body(out, json, head);
+}
+
+/* For the next handler's environment: servers hand on an authorizer's Variable-NAME as NAME. */
+static void
+put_variables(writer *out, const tg_judgement *judgement)
+{
+    if (judgement->outcome != TG_ALLOWED)
+        return;
+    put_field(out, tg_text_of("Variable-TIDEGATE_DECIDED_BY"), tg_text_of(judgement->policy));
+    const tg_decision *decision = &judgement->decision;
+    if (decision->degraded)
+        return;
+    PUT(out, "Variable-TIDEGATE_LIMIT: ");
+    put_number(out, decision->limit);
+    PUT(out, "\r\nVariable-TIDEGATE_REMAINING: ");
+    put_number(out, decision->remaining);
+    PUT(out, "\r\nVariable-TIDEGATE_RESET: ");
+    put_number(out, decision->reset_after_us / 1000000 + (decision->reset_after_us % 1000000 != 0));
+    PUT(out, "\r\n");
+}
+
+/* `next`: FCGI_MODE_XACCEL only. For a relay only the fields are written: they go before the application's own. */
+static void
+put_allowed(writer *out, fcgi_mode how, const tg_judgement *judgement, const tg_answer *answer, tg_text next, bool head)
 {
     /* A 200 is left unsaid: some servers pass a Status line on to the client as a field of its own. */
-    if (how == WAY_AUTH)
+    if (how == FCGI_MODE_AUTH)
         PUT(out, "Status: 204 No Content\r\n");
-    else if (how == WAY_AUTHORIZER)
+    else if (how == FCGI_MODE_AUTHORIZER)
         PUT(out, "Status: 200 OK\r\n"); /* an authorizer without fields still has to say something */
+    else if (how == FCGI_MODE_XACCEL)
+        put_field(out, tg_text_of("X-Accel-Redirect"), next);
     for (size_t i = 0; i < answer->field_count; i++)
         put_field(out, answer->fields[i].name, answer->fields[i].value);
-    if (how != WAY_ANSWER) {
+    if (how == FCGI_MODE_RELAY)
+        return;
+    if (how == FCGI_MODE_AUTHORIZER)
+        put_variables(out, judgement);
+    if (how != FCGI_MODE_ANSWER) {
         PUT(out, "\r\n");
         return;
     }
-    PUT(out, "Content-Type: application/json\r\n");
-    char json[512];
+    char json[640];
     writer body = { .text = json };
     put_decision_json(&body, judgement);
-    put_body(out, (tg_text){ .data = json, .length = body.length }, head);
+    put_json_answer(out, (tg_text){ .data = json, .length = body.length }, head);
+}
+
+/* ---- decisions by name */
+
+static void
+forget_policies(fcgi_answerer *answerer)
+{
+    for (size_t i = 0; i < answerer->policy_count; i++)
+        tg_limiter_close(answerer->policies[i].limiter);
+    answerer->policy_count = 0;
+}
+
+void
+fcgi_answerer_fini(fcgi_answerer *answerer)
+{
+    forget_policies(answerer);
+}
+
+/* Opened once and kept until the rules are read again. */
+static tg_status
+find_policy(fcgi_answerer *answerer, tg_text name, tg_limiter **limiter, tg_error *error)
+{
+    const uint64_t generation = tg_gate_generation(answerer->gate);
+    if (generation != answerer->generation)
+        forget_policies(answerer);
+    answerer->generation = generation;
+    for (size_t i = 0; i < answerer->policy_count; i++)
+        if (is(name, answerer->policies[i].name, strlen(answerer->policies[i].name))) {
+            *limiter = answerer->policies[i].limiter;
+            return TG_OK;
+        }
+    const tg_status status = tg_gate_limiter(answerer->gate, name, limiter, error);
+    if (status != TG_OK)
+        return status;
+    if (answerer->policy_count == FCGI_POLICIES_MAX)
+        forget_policies(answerer);
+    struct fcgi_policy *kept = &answerer->policies[answerer->policy_count++];
+    memcpy(kept->name, name.data, name.length); /* it names a policy, so it fits */
+    kept->name[name.length] = '\0';
+    kept->limiter = *limiter;
+    return TG_OK;
+}
+
+tg_status
+fcgi_answer_check(tg_gate *gate, const fcgi_listener *listener, tg_error *error)
+{
+    for (size_t i = 0; i < listener->rights.policy_count; i++) {
+        tg_limiter *limiter;
+        const tg_status status = tg_gate_limiter(gate, tg_text_of(listener->rights.policies[i]), &limiter, error);
+        if (status != TG_OK)
+            return status;
+        tg_limiter_close(limiter);
+    }
+    return TG_OK;
+}
+
+static bool
+may_name(const fcgi_rights *rights, tg_text policy)
+{
+    for (size_t i = 0; i < rights->policy_count; i++)
+        if (is(policy, rights->policies[i], strlen(rights->policies[i])))
+            return true;
+    return rights->policy_count == 0;
+}
+
+static void
+conclude(tg_judgement *judgement)
+{
+    const tg_decision *decision = &judgement->decision;
+    judgement->outcome = TG_ALLOWED;
+    judgement->status = 0;
+    if (decision->allowed)
+        return;
+    const bool counted = decision->result_count > 0;
+    if (!counted) {
+        judgement->outcome = TG_UNAVAILABLE;
+        judgement->status = 503;
+    } else if (decision->results[decision->reported].rule.algorithm == TG_DENY) {
+        judgement->outcome = TG_FORBIDDEN;
+        judgement->status = 403;
+    } else {
+        judgement->outcome = TG_DENIED;
+        judgement->status = 429;
+    }
+}
+
+/* NULL, and the judgement is made; else what is wrong with the question (in `error` where the library says it). */
+static const char *
+decide_by_name(fcgi_answerer *answerer, const fcgi_rights *rights, const question *one, const tg_request *request,
+               tg_error *error)
+{
+    tg_judgement *judgement = &answerer->judgement;
+    tg_limiter *limiter = NULL;
+    tg_text policy = one->policy;
+    if (one->wrong)
+        return one->wrong;
+    if (policy.length == 0 && rights->policy_count == 1)
+        policy = tg_text_of(rights->policies[0]);
+    if (policy.length == 0)
+        return rights->policy_count ? "TIDEGATE_POLICY is missing: this socket's policies= lists several"
+                                    : "TIDEGATE_POLICY is missing: a key, a peek and a batch need one";
+    if (!may_name(rights, policy))
+        return "TIDEGATE_POLICY names a policy that this socket's policies= does not list";
+    if (find_policy(answerer, policy, &limiter, error) != TG_OK)
+        return error->message;
+    if (one->key_count == 0) {
+        if (one->peek || !request)
+            return "TIDEGATE_KEY is missing: who is meant cannot be told without";
+        return tg_limiters_judge(&limiter, 1, request, one->cost, NULL, 0, judgement, error) == TG_OK ? NULL
+                                                                                                      : error->message;
+    }
+    tg_part parts[TG_DIMENSIONS_MAX];
+    tg_dimension dimensions[TG_DIMENSIONS_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < one->key_count; i++) {
+        if (one->keys[i].value.length == 0)
+            continue;
+        parts[count] = (tg_part){ .kind = one->keys[i].kind, .value = one->keys[i].value };
+        dimensions[count] = (tg_dimension){ .parts = &parts[count], .part_count = 1 };
+        count++;
+    }
+    tg_status status = TG_E_IDENTITY;
+    if (count > 0)
+        status = one->peek
+                     ? tg_limiter_peek(limiter, dimensions, count, one->cost, &judgement->decision, error)
+                     : tg_limiter_hit(limiter, dimensions, count, one->cost, &judgement->decision, error);
+    snprintf(judgement->policy, sizeof judgement->policy, "%s", tg_limiter_name(limiter));
+    snprintf(judgement->missing, sizeof judgement->missing, "%.*s", (int)(one->keys[0].kind.length & 63),
+             one->keys[0].kind.data);
+    if (status == TG_E_IDENTITY) {
+        judgement->outcome = TG_UNIDENTIFIED;
+        judgement->status = 401;
+        judgement->decision.allowed = false;
+        judgement->decision.result_count = 0;
+        return NULL;
+    }
+    if (status != TG_OK)
+        return error->message;
+    conclude(judgement);
+    return NULL;
+}
+
+/* ---- batches: one line a decision, each a query string (policy=login&key=ip%3D203.0.113.7&cost=2&peek=1) */
+
+static int
+read_hex(char digit)
+{
+    if (digit >= '0' && digit <= '9')
+        return digit - '0';
+    digit = (char)(digit | 0x20);
+    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+}
+
+/* application/x-www-form-urlencoded, into `room`; never longer than what is read. false: a broken escape. */
+static bool
+decode(tg_text text, char *room, tg_text *decoded)
+{
+    size_t length = 0;
+    for (size_t i = 0; i < text.length; i++) {
+        char c = text.data[i];
+        if (c == '+') {
+            c = ' ';
+        } else if (c == '%') {
+            const int high = text.length - i > 2 ? read_hex(text.data[i + 1]) : -1;
+            const int low = text.length - i > 2 ? read_hex(text.data[i + 2]) : -1;
+            if (high < 0 || low < 0)
+                return false;
+            c = (char)(high << 4 | low);
+            i += 2;
+        }
+        room[length++] = c;
+    }
+    *decoded = (tg_text){ .data = room, .length = length };
+    return true;
+}
+
+static tg_text
+cut(tg_text *text, char at)
+{
+    const char *found = text->length ? memchr(text->data, at, text->length) : NULL;
+    const tg_text first = { .data = text->data, .length = found ? (size_t)(found - text->data) : text->length };
+    const size_t skipped = found ? first.length + 1 : first.length;
+    *text = (tg_text){ .data = text->data + skipped, .length = text->length - skipped };
+    return first;
+}
+
+static void
+read_line(tg_text line, char *room, question *one)
+{
+    *one = (question){ .cost = 1 };
+    if (line.length > FCGI_BATCH_LINE_BYTES_MAX) {
+        one->wrong = "a line of the batch is too long";
+        return;
+    }
+    while (line.length > 0) {
+        tg_text value = cut(&line, '&');
+        const tg_text name = cut(&value, '=');
+        tg_text decoded;
+        if (!decode(value, room, &decoded)) {
+            one->wrong = "a line of the batch is not percent-encoded rightly";
+            return;
+        }
+        room += decoded.length;
+        if (IS(name, "policy"))
+            one->policy = decoded;
+        else if (IS(name, "key"))
+            read_key(one, decoded);
+        else if (IS(name, "cost"))
+            read_cost(one, decoded);
+        else if (IS(name, "peek"))
+            read_peek(one, decoded);
+        else
+            one->wrong = "a line of the batch has a name that is none of policy, key, cost and peek";
+    }
+}
+
+/* Each line is decided by itself, in order; one that cannot be is told so and refused. */
+static void
+put_batch(writer *out, fcgi_answerer *answerer, const fcgi_rights *rights, tg_text batch, bool head)
+{
+    char json[FCGI_TEXT_BYTES_MAX - 256];
+    writer body = { .text = json };
+    PUT(&body, "{\"decisions\": [");
+    for (bool first = true; batch.length > 0; first = false) {
+        tg_text line = cut(&batch, '\n');
+        if (line.length && line.data[line.length - 1] == '\r')
+            line.length--;
+        question one;
+        tg_error error = { 0 };
+        read_line(line, answerer->line, &one);
+        const char *wrong = decide_by_name(answerer, rights, &one, NULL, &error);
+        if (!first)
+            PUT(&body, ", ");
+        if (!wrong) {
+            put_decision_json(&body, &answerer->judgement);
+            continue;
+        }
+        char plain[240];
+        copy_plain(plain, sizeof plain, wrong);
+        PUT(&body, "{\"allowed\": false, \"status\": 500, \"message\": \"");
+        put(&body, tg_text_of(plain));
+        PUT(&body, "\"}");
+    }
+    PUT(&body, "]}");
+    put_json_answer(out, (tg_text){ .data = json, .length = body.length }, head);
+}
+
+static size_t
+count_lines(tg_text batch)
+{
+    size_t lines = 0;
+    while (batch.length > 0) {
+        cut(&batch, '\n');
+        lines++;
+    }
+    return lines;
 }
 
 /* ---- one call */
 
+/* As long for a wrong token as for the right one, wherever they differ. */
 static bool
-read_now(tg_text text, uint64_t *now_us)
+token_fits(const fcgi_rights *rights, tg_text token)
 {
-    uint64_t number = 0;
-    if (text.length == 0 || text.length > 18)
+    unsigned char differs = token.length != rights->token_length;
+    for (size_t i = 0; i < rights->token_length; i++)
+        differs |= (unsigned char)(rights->token[i] ^ (token.length ? token.data[i % token.length] : '\0'));
+    return differs == 0;
+}
+
+/* Only a named location: with a path nginx would make a GET of a POST. Nothing of it can end the field. */
+static bool
+is_named_location(tg_text next)
+{
+    if (next.length < 2 || next.length > 128 || next.data[0] != '@')
         return false;
-    for (size_t i = 0; i < text.length; i++) {
-        if (text.data[i] < '0' || text.data[i] > '9')
+    for (size_t i = 1; i < next.length; i++) {
+        const char c = next.data[i];
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+              c == '.'))
             return false;
-        number = number * 10 + (uint64_t)(text.data[i] - '0');
     }
-    *now_us = number;
     return true;
 }
 
 /* What is wrong with the question itself, or NULL. */
 static const char *
-find_misuse(const fcgi_answerer *answerer, const asked *ask, bool mode_known, char *room, size_t room_bytes)
+find_misuse(const fcgi_answerer *answerer, const fcgi_rights *rights, const asked *ask, bool mode_known, fcgi_mode mode,
+            char *room, size_t room_bytes)
 {
+    const question *one = &ask->question;
+    if (ask->bad)
+        return "the parameters are cut off or damaged";
     if (!mode_known)
-        return "TIDEGATE_MODE is unknown; expected answer or auth";
+        return "TIDEGATE_MODE is unknown; expected answer, auth, xaccel or relay";
     if (ask->unknown.length) {
-        /* Never half: a key or a policy that is not heeded would limit something else than was meant. */
+        /* Never half: a setting that is not heeded would limit something else than was meant. */
         char name[48];
         size_t length = 0;
         for (; length < ask->unknown.length && length < sizeof name - 1; length++) {
@@ -348,10 +833,31 @@ find_misuse(const fcgi_answerer *answerer, const asked *ask, bool mode_known, ch
         snprintf(room, room_bytes, "parameter %s is not available in this version", name);
         return room;
     }
+    if (!fcgi_rights_allow(rights, mode)) {
+        snprintf(room, room_bytes, "this socket does not serve %s; its --listen has to list it in modes=",
+                 fcgi_mode_name(mode));
+        return room;
+    }
+    if (!rights->keyed && (one->key_count || ask->has_cost || one->peek || ask->has_batch))
+        return "keys, costs, peeks and batches are not taken on this socket; its --listen has to say keyed=yes";
+    if (one->wrong)
+        return one->wrong;
+    if ((one->peek || ask->has_batch) && mode != FCGI_MODE_ANSWER)
+        return "TIDEGATE_PEEK and TIDEGATE_BATCH are for the mode answer only";
+    if (mode == FCGI_MODE_XACCEL && !is_named_location(ask->next))
+        return "TIDEGATE_NEXT has to be a named location such as @app";
+    if (mode != FCGI_MODE_XACCEL && ask->next.length)
+        return "TIDEGATE_NEXT is for the mode xaccel only";
     if (ask->has_now && !answerer->manual)
         return "TIDEGATE_NOW_US needs a daemon started with --manual-clock";
     if (!ask->has_now && answerer->manual)
         return "TIDEGATE_NOW_US is missing: this daemon runs on a manual clock";
+    if (ask->has_batch) {
+        const size_t lines = count_lines(ask->batch);
+        return lines >= 1 && lines <= FCGI_BATCH_MAX ? NULL : "TIDEGATE_BATCH has no line, or more than 32";
+    }
+    if (one->key_count && mode == FCGI_MODE_ANSWER)
+        return NULL; /* a program that asks for itself has no request to tell of */
     if (!ask->has_uri)
         return "REQUEST_URI is missing; the web server has to pass it";
     if (ask->request.method.length == 0)
@@ -359,51 +865,92 @@ find_misuse(const fcgi_answerer *answerer, const asked *ask, bool mode_known, ch
     return NULL;
 }
 
+static bool
+is_repeatable(tg_text method)
+{
+    return IS(method, "GET") || IS(method, "HEAD") || IS(method, "OPTIONS");
+}
+
 size_t
 fcgi_answer_call(void *context, const fcgi_call *call, char *text)
 {
     fcgi_answerer *answerer = context;
+    const fcgi_listener *listener = call->listener;
+    const fcgi_rights *rights = &listener->rights;
     writer out = { .text = text };
     asked ask;
-    read_params(answerer, call->params, &ask);
+    read_params(answerer, listener, call->params, &ask);
 
-    fcgi_mode mode = call->listener->mode != FCGI_MODE_UNSET ? call->listener->mode : answerer->mode;
-    const bool mode_known = !ask.has_mode || fcgi_mode_parse(ask.mode, &mode);
-    const way how = call->role == FCGI_AUTHORIZER ? WAY_AUTHORIZER : mode == FCGI_MODE_AUTH ? WAY_AUTH : WAY_ANSWER;
+    fcgi_mode how = listener->mode != FCGI_MODE_UNSET   ? listener->mode
+                    : rights->first != FCGI_MODE_UNSET ? rights->first
+                                                       : answerer->mode;
+    bool mode_known = !ask.has_mode || fcgi_mode_parse(ask.mode, false, &how);
+    if (call->role == FCGI_AUTHORIZER) {
+        how = FCGI_MODE_AUTHORIZER;
+        mode_known = true;
+    }
     const bool head = IS(ask.request.method, "HEAD");
 
+    if (rights->token_length && !token_fits(rights, ask.token)) {
+        fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "token-wrong", "%s: TIDEGATE_TOKEN is missing or wrong",
+                        listener->text);
+        put_misuse(&out, how, 403, "Forbidden", "FORBIDDEN", "This is not allowed.", head);
+        return out.length;
+    }
     if (call->too_large || ask.too_many_headers) {
         put_misuse(&out, how, 431, "Request Header Fields Too Large", "TOO_LARGE",
                    "The request's header fields are too large.", head);
         return out.length;
     }
     char room[160];
-    const char *misuse = ask.bad ? "the parameters are cut off or damaged"
-                                 : find_misuse(answerer, &ask, mode_known, room, sizeof room);
+    const char *misuse = find_misuse(answerer, rights, &ask, mode_known, how, room, sizeof room);
     uint64_t now_us = 0;
-    if (!misuse && answerer->manual && !read_now(ask.now, &now_us))
+    if (!misuse && answerer->manual && !read_number(ask.now, &now_us))
         misuse = "TIDEGATE_NOW_US is no number of microseconds";
-    if (misuse) {
-        fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "asked-wrongly", "%s: %s", call->listener->text, misuse);
-        put_misuse(&out, how, 500, "Internal Server Error", "MISCONFIGURED", misuse, head);
+    if (!misuse && how == FCGI_MODE_RELAY && ask.script_outside && rights->root[0]) {
+        fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "script-outside", "%s: SCRIPT_FILENAME is not below %s",
+                        listener->text, rights->root);
+        put_misuse(&out, how, 403, "Forbidden", "FORBIDDEN", "This is not allowed.", head);
         return out.length;
     }
-    if (answerer->manual)
+    if (!misuse && answerer->manual)
         tg_clock_set_us(answerer->manual, now_us);
 
     tg_judgement *judgement = &answerer->judgement;
-    tg_error error;
-    const tg_status status = tg_gate_judge(answerer->gate, &ask.request, 1, NULL, 0, judgement, &error);
-    if (status != TG_OK) {
-        fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(status),
+    tg_error error = { 0 };
+    if (!misuse && ask.has_batch) {
+        put_batch(&out, answerer, rights, ask.batch, head);
+        return out.length;
+    }
+    tg_answer *answer = &answerer->answer;
+    const question *one = &ask.question;
+    if (!misuse && (one->policy.length || one->key_count || one->peek || rights->policy_count)) {
+        misuse = decide_by_name(answerer, rights, one, &ask.request, &error);
+        if (!misuse)
+            tg_answer_make(judgement, answer);
+    } else if (!misuse && tg_gate_judge(answerer->gate, &ask.request, ask.question.cost, NULL, 0, judgement, answer,
+                                        &error) != TG_OK) {
+        fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(error.status),
                         error.message);
         put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
         return out.length;
     }
-    tg_answer *answer = &answerer->answer;
-    tg_answer_make(judgement, answer);
+    if (misuse) {
+        fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "asked-wrongly", "%s: %s", listener->text, misuse);
+        put_misuse(&out, how, 500, "Internal Server Error", "MISCONFIGURED", misuse, head);
+        return out.length;
+    }
+    if (ask.question.peek) { /* asked about, not refused */
+        char json[640];
+        writer body = { .text = json };
+        put_decision_json(&body, judgement);
+        put_json_answer(&out, (tg_text){ .data = json, .length = body.length }, head);
+        return out.length;
+    }
     if (judgement->status == 0) {
-        put_allowed(&out, how, judgement, answer, head);
+        put_allowed(&out, how, judgement, answer, ask.next, head);
+        call->order->relay = how == FCGI_MODE_RELAY;
+        call->order->repeatable = is_repeatable(ask.request.method);
     } else {
         const refusal no = {
             .status = answer->status,

@@ -8,18 +8,36 @@
 
 #define FCGI_HEADERS_MAX 512u /* request header lines; more are refused with 431 */
 
+#define FCGI_BATCH_MAX 32u        /* decisions asked for at once */
+#define FCGI_BATCH_LINE_BYTES_MAX 4096u
+
 /* One per loop: not for several threads. */
 typedef struct fcgi_answerer {
     tg_gate *gate;
     tg_clock *manual; /* not NULL: each request brings its time as TIDEGATE_NOW_US */
     fcgi_mode mode;   /* where neither the web server nor the listener says */
     fcgi_log_gate asked_gate, judge_gate;
+    struct fcgi_policy { /* limiters of policies that were named, of the rules of `generation` */
+        char name[TG_NAME_BYTES_MAX + 1];
+        tg_limiter *limiter;
+    } policies[FCGI_POLICIES_MAX];
+    size_t policy_count;
+    uint64_t generation;
     tg_header headers[FCGI_HEADERS_MAX];
     tg_judgement judgement;
     tg_answer answer;
+    char line[FCGI_BATCH_LINE_BYTES_MAX]; /* a batch's line, decoded */
 } fcgi_answerer;
 
 /* fcgi_responder.answer; context is a fcgi_answerer. */
 size_t fcgi_answer_call(void *context, const fcgi_call *call, char *text);
+
+/* fcgi_responder.pass: whether a relayed request's parameter goes on to the application, and as what. */
+bool fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
+
+/* Every policy that a listener names is in the rules file. TG_E_CONFIG says which is not. */
+tg_status fcgi_answer_check(tg_gate *gate, const fcgi_listener *listener, tg_error *error);
+
+void fcgi_answerer_fini(fcgi_answerer *answerer); /* before its gate is closed */
 
 #endif

@@ -91,6 +91,8 @@ take_request(fcgi_pool *pool)
     /* The struct counts too, or requests without parameters would be free of charge. */
     pool->held_bytes += request->params_room + sizeof *request;
     request->complete = false;
+    request->streams = false;
+    request->owner = NULL;
     request->params_length = 0;
     request->begun_us = 0;
     request->next = NULL;
@@ -140,8 +142,8 @@ append_params(fcgi_pool *pool, fcgi_request *request, const uint8_t *data, size_
 
 /* ---- writing */
 
-static void
-put_header(uint8_t *out, fcgi_type type, uint16_t id, size_t content, size_t padding)
+void
+fcgi_put_header(uint8_t *out, fcgi_type type, uint16_t id, size_t content, size_t padding)
 {
     out[0] = 1;
     out[1] = (uint8_t)type;
@@ -156,7 +158,7 @@ put_header(uint8_t *out, fcgi_type type, uint16_t id, size_t content, size_t pad
 size_t
 fcgi_write_end(uint8_t *out, uint16_t id, fcgi_protocol_status status)
 {
-    put_header(out, FCGI_END_REQUEST, id, 8, 0);
+    fcgi_put_header(out, FCGI_END_REQUEST, id, 8, 0);
     memset(out + FCGI_HEADER_BYTES, 0, 8);
     out[FCGI_HEADER_BYTES + 4] = (uint8_t)status;
     return FCGI_HEADER_BYTES + 8;
@@ -169,12 +171,12 @@ fcgi_wrap_answer(uint8_t *out, uint16_t id, size_t text_length)
     size_t at = 0;
     if (text_length > 0) {
         const size_t padding = (0u - text_length) & 7u;
-        put_header(out, FCGI_STDOUT, id, text_length, padding);
+        fcgi_put_header(out, FCGI_STDOUT, id, text_length, padding);
         at = FCGI_HEADER_BYTES + text_length;
         memset(out + at, 0, padding); /* or earlier answers' bytes would leak to the peer */
         at += padding;
     }
-    put_header(out + at, FCGI_STDOUT, id, 0, 0);
+    fcgi_put_header(out + at, FCGI_STDOUT, id, 0, 0);
     at += FCGI_HEADER_BYTES;
     return at + fcgi_write_end(out + at, id, FCGI_REQUEST_COMPLETE);
 }
@@ -209,6 +211,8 @@ fcgi_session_finish(fcgi_session *session, fcgi_request *request)
     session->request_count--;
     if (session->filling == request)
         session->filling = NULL; /* what is left of the record is skipped */
+    if (session->streaming == request)
+        session->streaming = NULL;
     give_request(session->pool, request);
 }
 
@@ -311,7 +315,7 @@ reply_values(const fcgi_session *session, fcgi_event *event)
     for (size_t i = 0; i < 3; i++)
         if (asked[i])
             length += put_value(out + length, names[i], values[i]);
-    put_header(out, FCGI_GET_VALUES_RESULT, 0, length - FCGI_HEADER_BYTES, 0);
+    fcgi_put_header(out, FCGI_GET_VALUES_RESULT, 0, length - FCGI_HEADER_BYTES, 0);
     event->kind = FCGI_EVENT_REPLY;
     event->reply_length = length;
 }
@@ -319,7 +323,7 @@ reply_values(const fcgi_session *session, fcgi_event *event)
 static void
 reply_unknown_type(const fcgi_session *session, fcgi_event *event)
 {
-    put_header(event->reply, FCGI_UNKNOWN_TYPE, 0, 8, 0);
+    fcgi_put_header(event->reply, FCGI_UNKNOWN_TYPE, 0, 8, 0);
     memset(event->reply + FCGI_HEADER_BYTES, 0, 8);
     event->reply[FCGI_HEADER_BYTES] = session->type;
     event->kind = FCGI_EVENT_REPLY;
@@ -339,7 +343,7 @@ start_record(fcgi_session *session, const uint8_t *head, fcgi_event *event)
     session->id = (uint16_t)((unsigned)head[2] << 8 | head[3]);
     session->content_left = (uint16_t)((unsigned)head[4] << 8 | head[5]);
     session->padding_left = head[6];
-    session->filling = NULL;
+    session->filling = session->streaming = NULL;
 
     if (session->id == 0 || session->type > FCGI_UNKNOWN_TYPE || session->type == 0) {
         if (session->id != 0 || session->type != FCGI_GET_VALUES) {
@@ -381,9 +385,22 @@ start_record(fcgi_session *session, const uint8_t *head, fcgi_event *event)
         return;
     }
     case FCGI_STDIN:
-        session->stdin_ended = session->stdin_ended || session->content_left == 0;
+    case FCGI_DATA: {
+        if (session->type == FCGI_STDIN)
+            session->stdin_ended = session->stdin_ended || session->content_left == 0;
+        fcgi_request *request = find_request(session, session->id);
+        if (!request || !request->streams)
+            return;
+        if (session->content_left > 0) {
+            session->streaming = request;
+            return;
+        }
+        event->kind = FCGI_EVENT_STREAM;
+        event->request = request;
+        event->type = session->type;
         return;
-    default: /* STDIN's content and DATA are not read; what only an application sends is skipped */
+    }
+    default: /* what only an application sends is skipped */
         return;
     }
 }
@@ -435,6 +452,13 @@ take_content(fcgi_session *session, const uint8_t *data, size_t length, fcgi_eve
         return used;
     }
     session->content_left = (uint16_t)(session->content_left - used);
+    if (session->streaming && used > 0) {
+        event->kind = FCGI_EVENT_STREAM;
+        event->request = session->streaming;
+        event->type = session->type;
+        event->data = data;
+        event->length = used;
+    }
     return used;
 }
 
@@ -444,6 +468,8 @@ fcgi_session_feed(fcgi_session *session, const uint8_t *data, size_t length, fcg
     event->kind = FCGI_EVENT_MORE;
     event->request = NULL;
     event->why = NULL;
+    event->data = NULL;
+    event->length = 0;
     event->last = false;
     event->reply_length = 0;
     if (session->broken) {

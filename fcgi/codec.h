@@ -59,6 +59,8 @@ typedef struct fcgi_request {
     uint8_t role;
     bool keep;          /* the peer wants the connection to stay open after this request */
     bool complete;      /* all parameters are in */
+    bool streams;       /* set by the owner: what follows (STDIN, DATA) is wanted and told, else it is skipped */
+    void *owner;        /* who carries it on until it is finished; NULL at first */
     uint8_t *params;
     size_t params_length;
     size_t params_room;
@@ -101,6 +103,7 @@ typedef struct fcgi_session {
     bool broken;
     bool stdin_ended;       /* the latest completed request's STDIN has been seen to end */
     fcgi_request *filling; /* the request whose PARAMS content is being read */
+    fcgi_request *streaming; /* the request whose STDIN or DATA content is being read */
     uint16_t small_length; /* BEGIN_REQUEST and GET_VALUES are gathered: they mean something only when whole */
     uint8_t *small;        /* FCGI_VALUES_BYTES_MAX bytes while a GET_VALUES is being read, else `begin` */
     uint8_t begin[8];
@@ -111,6 +114,7 @@ typedef enum fcgi_event_kind {
     FCGI_EVENT_READY,    /* request: its parameters are complete. Answer it, then fcgi_session_finish */
     FCGI_EVENT_TOO_LARGE,/* request: its parameters exceed the bound. Refuse it, then fcgi_session_finish */
     FCGI_EVENT_ABORTED,  /* request: the peer gave it up. End it, then fcgi_session_finish */
+    FCGI_EVENT_STREAM,   /* request, type, data, length: a piece of its STDIN or DATA; length 0: it has ended */
     FCGI_EVENT_REPLY,    /* reply: bytes of the protocol itself to be sent */
     FCGI_EVENT_BROKEN    /* why: the stream can no longer be understood; close the connection */
 } fcgi_event_kind;
@@ -119,6 +123,9 @@ typedef struct fcgi_event {
     fcgi_event_kind kind;
     fcgi_request *request; /* valid until it is finished */
     const char *why;
+    uint8_t type;          /* STREAM: FCGI_STDIN or FCGI_DATA */
+    const uint8_t *data;   /* STREAM: borrowed from what was fed */
+    size_t length;
     bool last;             /* REPLY: it ended a request that did not ask to keep the connection */
     size_t reply_length;
     uint8_t reply[FCGI_REPLY_BYTES_MAX];
@@ -145,6 +152,8 @@ bool fcgi_session_waits(const fcgi_session *session);
  * duty. text_length at most FCGI_CONTENT_BYTES_MAX; 0 gives END_REQUEST behind an empty STDOUT. Returns the bytes
  * in `out`. */
 size_t fcgi_wrap_answer(uint8_t *out, uint16_t id, size_t text_length);
+/* 8 bytes. content at most FCGI_CONTENT_BYTES_MAX, padding at most 255: both follow and are the caller's. */
+void fcgi_put_header(uint8_t *out, fcgi_type type, uint16_t id, size_t content, size_t padding);
 /* 16 bytes. */
 size_t fcgi_write_end(uint8_t *out, uint16_t id, fcgi_protocol_status status);
 

@@ -22,9 +22,19 @@ static const char usage_text[] =
     "A FastCGI responder and authorizer that limits requests by the rules of FILE.\n"
     "\n"
     "  --config FILE           the rules file (else TIDEGATE_CONFIG)\n"
-    "  --listen ADDRESS        unix:/path[,mode=0660][,owner=NAME][,group=NAME][,answers=auth]\n"
-    "                          tcp:127.0.0.1:PORT[,answers=auth], fd:NUMBER; repeatable. Without one: the sockets of\n"
-    "                          LISTEN_FDS, or descriptor 0 where it is a listening socket\n"
+    "  --listen ADDRESS        unix:/path, tcp:127.0.0.1:PORT or fd:NUMBER; repeatable. Without one: the sockets of\n"
+    "                          LISTEN_FDS, or descriptor 0 where it is a listening socket. Behind commas:\n"
+    "      mode=0660 owner=NAME group=NAME       of a unix socket's file\n"
+    "      modes=answer+auth+xaccel+authorizer+relay  what may be asked for; the first where nobody says\n"
+    "      answers=MODE                          what is meant where TIDEGATE_MODE does not say\n"
+    "      policies=A+B                          what TIDEGATE_POLICY may name; a single one is the default\n"
+    "      peer-uid=USER+USER                    unix: who may connect at all\n"
+    "      token=SECRET, token=@FILE             what TIDEGATE_TOKEN has to be; TCP without one: authorizers only\n"
+    "      keyed=yes|no                          TIDEGATE_KEY, _COST, _PEEK, _BATCH: yes on unix, no on TCP\n"
+    "      relay-to=unix:/path+tcp:IP:PORT       the application, and where else when it is away\n"
+    "      keep=N                                connections to it kept while idle (0)\n"
+    "      root=/folder                          pass SCRIPT_FILENAME on, below this folder\n"
+    "      php-values=yes|no                     pass PHP_VALUE and PHP_ADMIN_VALUE on (no)\n"
     "  --mode answer|auth      what a request without TIDEGATE_MODE gets where its listener does not say: answer (200\n"
     "                          or the refusal; the default), auth (204 or 403, for nginx's auth_request)\n"
     "  --store URI             the store (else TIDEGATE_STORE, the file's store, shared://default)\n"
@@ -32,6 +42,8 @@ static const char usage_text[] =
     "  --connections N         most connections at once (1024)\n"
     "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
     "  --idle-timeout S        longest a connection stays open without a request (300)\n"
+    "  --relay-connect-timeout S  longest until an application accepts, then the next is tried (1)\n"
+    "  --relay-timeout S       longest that nothing moves on a relayed request (60)\n"
     "  --drain-timeout S       longest from SIGTERM to the end (5)\n"
     "  --manual-clock          for replays: a table whose time is each request's TIDEGATE_NOW_US\n"
     "  --check                 read the rules, say whether they are right, and leave\n"
@@ -89,7 +101,8 @@ add_listener(options *set, const char *text)
 static void
 read_options(options *set, int argument_count, char **arguments)
 {
-    enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, DRAIN_TIMEOUT,
+    enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
+           RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
            MANUAL_CLOCK, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
@@ -100,6 +113,8 @@ read_options(options *set, int argument_count, char **arguments)
         { "connections", required_argument, NULL, CONNECTIONS },
         { "request-timeout", required_argument, NULL, REQUEST_TIMEOUT },
         { "idle-timeout", required_argument, NULL, IDLE_TIMEOUT },
+        { "relay-timeout", required_argument, NULL, RELAY_TIMEOUT },
+        { "relay-connect-timeout", required_argument, NULL, RELAY_CONNECT_TIMEOUT },
         { "drain-timeout", required_argument, NULL, DRAIN_TIMEOUT },
         { "manual-clock", no_argument, NULL, MANUAL_CLOCK },
         { "check", no_argument, NULL, CHECK },
@@ -118,7 +133,7 @@ read_options(options *set, int argument_count, char **arguments)
             add_listener(set, optarg);
             break;
         case MODE:
-            if (!fcgi_mode_parse(tg_text_of(optarg), &set->mode))
+            if (!fcgi_mode_parse(tg_text_of(optarg), false, &set->mode) || set->mode > FCGI_MODE_AUTH)
                 fail_usage("--mode %s: expected answer or auth", optarg);
             break;
         case STORE:
@@ -140,6 +155,12 @@ read_options(options *set, int argument_count, char **arguments)
             break;
         case IDLE_TIMEOUT:
             set->loop.idle_us = read_seconds("--idle-timeout", optarg);
+            break;
+        case RELAY_TIMEOUT:
+            set->loop.relay_us = read_seconds("--relay-timeout", optarg);
+            break;
+        case RELAY_CONNECT_TIMEOUT:
+            set->loop.relay_connect_us = read_seconds("--relay-connect-timeout", optarg);
             break;
         case DRAIN_TIMEOUT:
             set->loop.drain_us = read_seconds("--drain-timeout", optarg);
@@ -220,8 +241,35 @@ open_gate(const options *set, tg_clock *clock, tg_gate **gate, tg_error *error)
         .store = tg_text_of(set->check ? "memory://" : set->store),
         .clock = clock,
         .timeout_us = set->store_timeout_us,
+        .faces = TG_FACE_KNOWN | TG_FACE_USER, /* it decides before a body, and does not look at answers */
     };
     return tg_gate_open(&gate_options, gate, error);
+}
+
+/* As `tidegate check --face` says it. */
+static int
+check_rules(const options *set, const char *path, tg_error *error)
+{
+    static tg_warning warnings[256];
+    const size_t room = sizeof warnings / sizeof *warnings;
+    const tg_check_options check = {
+        .path = tg_text_of(path),
+        .store = tg_text_of(set->store),
+        .face = tg_text_of(set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
+    };
+    size_t count;
+    if (tg_check(&check, warnings, room, &count, error) != TG_OK) {
+        fprintf(stderr, "tidegate-fcgi: %s\n", error->message);
+        return 1;
+    }
+    for (size_t i = 0; i < count && i < room; i++) {
+        printf("%s:", path);
+        if (warnings[i].line)
+            printf("%u:%u:", warnings[i].line, warnings[i].column ? warnings[i].column : 1);
+        printf(" warning: %s [%s]\n", warnings[i].message, warnings[i].code);
+    }
+    printf("tidegate-fcgi: %s: ok\n", path);
+    return 0;
 }
 
 /* As many descriptors as the system lets us have, and no more connections than those allow. */
@@ -231,7 +279,11 @@ fit_descriptors(options *set)
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return;
-    const size_t wanted = set->loop.connections_max ? set->loop.connections_max : 1024;
+    const size_t connections = set->loop.connections_max ? set->loop.connections_max : 1024;
+    bool relays = false;
+    for (size_t i = 0; i < set->listener_count; i++)
+        relays = relays || set->listeners[i].rights.backend_count > 0;
+    const size_t wanted = relays ? 2 * connections : connections; /* each may have one behind it */
     if (limit.rlim_cur < wanted + SPARE_DESCRIPTORS && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max < wanted + SPARE_DESCRIPTORS ? limit.rlim_max : wanted + SPARE_DESCRIPTORS;
         setrlimit(RLIMIT_NOFILE, &limit);
@@ -240,9 +292,9 @@ fit_descriptors(options *set)
     const size_t possible = limit.rlim_cur > 2 * SPARE_DESCRIPTORS ? limit.rlim_cur - SPARE_DESCRIPTORS
                                                                    : SPARE_DESCRIPTORS;
     if (wanted > possible) {
-        fcgi_log(FCGI_WARN, "descriptors-few", "%zu connections at most: the system allows %llu descriptors", possible,
-                 (unsigned long long)limit.rlim_cur);
-        set->loop.connections_max = possible;
+        set->loop.connections_max = relays ? (possible + 1) / 2 : possible;
+        fcgi_log(FCGI_WARN, "descriptors-few", "%zu connections at most: the system allows %llu descriptors",
+                 set->loop.connections_max, (unsigned long long)limit.rlim_cur);
     }
 }
 
@@ -283,9 +335,13 @@ main(int argument_count, char **arguments)
     if (open_gate(&set, clock, &gate, &error) != TG_OK)
         goto failed;
     state.config = set.config ? set.config : getenv("TIDEGATE_CONFIG");
+    for (size_t i = 0; i < set.listener_count; i++)
+        if (fcgi_answer_check(gate, &set.listeners[i], &error) != TG_OK) {
+            fprintf(stderr, "tidegate-fcgi: --listen %s: policies=: %s\n", set.listeners[i].text, error.message);
+            goto done;
+        }
     if (set.check) {
-        printf("tidegate-fcgi: %s: ok\n", state.config ? state.config : "");
-        leave = 0;
+        leave = check_rules(&set, state.config, &error);
         goto done;
     }
     fit_descriptors(&set);
@@ -295,6 +351,7 @@ main(int argument_count, char **arguments)
     state.answerer.mode = set.mode != FCGI_MODE_UNSET ? set.mode : FCGI_MODE_ANSWER;
     const fcgi_responder responder = {
         .answer = fcgi_answer_call,
+        .pass = fcgi_answer_pass,
         .reload = reload_rules,
         .round = log_notices,
         .context = &state,
@@ -329,6 +386,7 @@ done:
     fcgi_loop_close(loop);
     for (size_t i = 0; i < opened; i++)
         fcgi_listener_close(&set.listeners[i]);
+    fcgi_answerer_fini(&state.answerer);
     tg_gate_close(gate);
     tg_clock_close(clock);
     return leave;

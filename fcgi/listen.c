@@ -35,16 +35,24 @@ fail(trouble where, fcgi_listen_status status, const char *format, ...)
     return status;
 }
 
+static const char *const mode_names[] = { "", "answer", "auth", "xaccel", "relay", "authorizer" };
+
 bool
-fcgi_mode_parse(tg_text text, fcgi_mode *mode)
+fcgi_mode_parse(tg_text text, bool listed, fcgi_mode *mode)
 {
-    if (text.length == 6 && memcmp(text.data, "answer", 6) == 0)
-        *mode = FCGI_MODE_ANSWER;
-    else if (text.length == 4 && memcmp(text.data, "auth", 4) == 0)
-        *mode = FCGI_MODE_AUTH;
-    else
-        return false;
-    return true;
+    const fcgi_mode last = listed ? FCGI_MODE_AUTHORIZER : FCGI_MODE_RELAY;
+    for (fcgi_mode each = FCGI_MODE_ANSWER; each <= last; each++)
+        if (text.length == strlen(mode_names[each]) && memcmp(text.data, mode_names[each], text.length) == 0) {
+            *mode = each;
+            return true;
+        }
+    return false;
+}
+
+const char *
+fcgi_mode_name(fcgi_mode mode)
+{
+    return mode_names[mode];
 }
 
 /* ---- parsing */
@@ -58,42 +66,6 @@ parse_number(const char *text, unsigned long max, int base, unsigned long *numbe
     errno = 0;
     *number = strtoul(text, &end, base);
     return errno == 0 && *end == '\0' && *number <= max;
-}
-
-static fcgi_listen_status
-parse_option(fcgi_listener *listener, const char *name, const char *value, trouble where)
-{
-    unsigned long number;
-    if (strcmp(name, "answers") == 0) {
-        if (!fcgi_mode_parse(tg_text_of(value), &listener->mode))
-            return fail(where, FCGI_LISTEN_USAGE, "answers=%s is unknown; expected answers=answer or answers=auth",
-                        value);
-        return FCGI_LISTEN_OK;
-    }
-    if (listener->kind != FCGI_LISTEN_UNIX && (strcmp(name, "mode") == 0 || strcmp(name, "owner") == 0 ||
-                                               strcmp(name, "group") == 0))
-        return fail(where, FCGI_LISTEN_USAGE, "%s= is for unix sockets only", name);
-    if (strcmp(name, "mode") == 0) {
-        if (!parse_number(value, 0777, 8, &number))
-            return fail(where, FCGI_LISTEN_USAGE, "mode=%s is no octal mode; expected for example mode=0660", value);
-        listener->file_mode = (mode_t)number;
-        return FCGI_LISTEN_OK;
-    }
-    if (strcmp(name, "owner") == 0) {
-        const struct passwd *user = getpwnam(value);
-        if (!user && !parse_number(value, UINT32_MAX - 1, 10, &number))
-            return fail(where, FCGI_LISTEN_USAGE, "owner=%s: no such user", value);
-        listener->owner = user ? user->pw_uid : (uid_t)number;
-        return FCGI_LISTEN_OK;
-    }
-    if (strcmp(name, "group") == 0) {
-        const struct group *group = getgrnam(value);
-        if (!group && !parse_number(value, UINT32_MAX - 1, 10, &number))
-            return fail(where, FCGI_LISTEN_USAGE, "group=%s: no such group", value);
-        listener->group = group ? group->gr_gid : (gid_t)number;
-        return FCGI_LISTEN_OK;
-    }
-    return fail(where, FCGI_LISTEN_USAGE, "option %s= is unknown; expected mode=, owner=, group= or answers=", name);
 }
 
 /* Loopback only: whoever can connect can speak for every client, and TCP has no file mode to say who may. */
@@ -126,6 +98,283 @@ make_address(const fcgi_listener *listener, struct sockaddr_storage *storage, so
         return true;
     }
     return false;
+}
+
+/* Cuts the next word of "a+b+c" off `*list`. NULL: none is left. */
+static char *
+next_word(char **list)
+{
+    char *word = *list;
+    if (!word || *word == '\0')
+        return NULL;
+    char *plus = strchr(word, '+');
+    if (plus)
+        *plus++ = '\0';
+    *list = plus;
+    return word;
+}
+
+static fcgi_listen_status
+parse_modes(fcgi_listener *listener, char *list, trouble where)
+{
+    fcgi_rights *rights = &listener->rights;
+    for (char *word; (word = next_word(&list)) != NULL;) {
+        fcgi_mode mode;
+        if (!fcgi_mode_parse(tg_text_of(word), true, &mode))
+            return fail(where, FCGI_LISTEN_USAGE,
+                        "modes=%s is unknown; expected answer, auth, xaccel, authorizer or relay, joined by +", word);
+        rights->modes |= 1u << mode;
+        if (mode != FCGI_MODE_AUTHORIZER && rights->first == FCGI_MODE_UNSET)
+            rights->first = mode;
+    }
+    if (rights->modes == 0)
+        return fail(where, FCGI_LISTEN_USAGE, "modes= is empty; expected for example modes=answer+auth");
+    return FCGI_LISTEN_OK;
+}
+
+static fcgi_listen_status
+parse_policies(fcgi_rights *rights, char *list, trouble where)
+{
+    for (char *word; (word = next_word(&list)) != NULL;) {
+        if (strlen(word) == 0 || strlen(word) > TG_NAME_BYTES_MAX)
+            return fail(where, FCGI_LISTEN_USAGE, "policies=%s: a policy's name has 1 to %d bytes", word,
+                        TG_NAME_BYTES_MAX);
+        if (rights->policy_count == FCGI_POLICIES_MAX)
+            return fail(where, FCGI_LISTEN_USAGE, "policies=: more than %u", FCGI_POLICIES_MAX);
+        strcpy(rights->policies[rights->policy_count++], word);
+    }
+    if (rights->policy_count == 0)
+        return fail(where, FCGI_LISTEN_USAGE, "policies= is empty; leave it out to allow every policy");
+    return FCGI_LISTEN_OK;
+}
+
+static fcgi_listen_status
+parse_uids(fcgi_rights *rights, char *list, trouble where)
+{
+    unsigned long number;
+    for (char *word; (word = next_word(&list)) != NULL;) {
+        const struct passwd *user = getpwnam(word);
+        if (!user && !parse_number(word, UINT32_MAX - 1, 10, &number))
+            return fail(where, FCGI_LISTEN_USAGE, "peer-uid=%s: no such user", word);
+        if (rights->uid_count == FCGI_UIDS_MAX)
+            return fail(where, FCGI_LISTEN_USAGE, "peer-uid=: more than %u", FCGI_UIDS_MAX);
+        rights->uids[rights->uid_count++] = user ? user->pw_uid : (uid_t)number;
+    }
+    if (rights->uid_count == 0)
+        return fail(where, FCGI_LISTEN_USAGE, "peer-uid= is empty; leave it out to admit everybody who can connect");
+    return FCGI_LISTEN_OK;
+}
+
+/* On a command line everybody can read it: token=@FILE keeps it out of there. */
+static fcgi_listen_status
+parse_token(fcgi_rights *rights, const char *value, trouble where)
+{
+    char read_back[FCGI_TOKEN_BYTES_MAX + 2];
+    const char *token = value;
+    size_t length = strlen(value);
+    if (*value == '@') {
+        const int fd = open(value + 1, O_RDONLY | O_CLOEXEC);
+        struct stat found;
+        if (fd == -1 || fstat(fd, &found) == -1) {
+            if (fd != -1)
+                close(fd);
+            return fail(where, FCGI_LISTEN_USAGE, "token=%s: %s", value, strerror(errno));
+        }
+        if (found.st_mode & 07) {
+            close(fd);
+            return fail(where, FCGI_LISTEN_USAGE, "token=%s: everybody may read or write this file; chmod 0640 it",
+                        value);
+        }
+        const ssize_t count = read(fd, read_back, sizeof read_back);
+        close(fd);
+        length = count > 0 ? (size_t)count : 0;
+        while (length > 0 && (read_back[length - 1] == '\n' || read_back[length - 1] == '\r'))
+            length--;
+        token = read_back;
+    }
+    if (length < FCGI_TOKEN_BYTES_MIN || length > FCGI_TOKEN_BYTES_MAX)
+        return fail(where, FCGI_LISTEN_USAGE, "token=: expected %u to %u bytes, for example of: openssl rand -hex 16",
+                    FCGI_TOKEN_BYTES_MIN, FCGI_TOKEN_BYTES_MAX);
+    memcpy(rights->token, token, length);
+    rights->token_length = length;
+    return FCGI_LISTEN_OK;
+}
+
+static bool
+parse_backend(const char *text, fcgi_backend *backend)
+{
+    if (strlen(text) >= sizeof backend->text)
+        return false;
+    strcpy(backend->text, text);
+    struct sockaddr_un *local = (struct sockaddr_un *)&backend->address;
+    if (strncmp(text, "unix:/", 6) == 0) {
+        if (strlen(text + 5) >= sizeof local->sun_path)
+            return false;
+        local->sun_family = AF_UNIX;
+        strcpy(local->sun_path, text + 5);
+        backend->length = sizeof *local;
+        return true;
+    }
+    fcgi_listener other = { .fd = -1 };
+    unsigned long port;
+    const char *colon = strrchr(text, ':');
+    if (strncmp(text, "tcp:", 4) != 0 || !colon || colon < text + 4 || !parse_number(colon + 1, 65535, 10, &port))
+        return false;
+    const char *host = text + 4;
+    size_t length = (size_t)(colon - host);
+    if (length >= 2 && host[0] == '[' && host[length - 1] == ']') {
+        host++;
+        length -= 2;
+    }
+    if (port == 0 || length == 0 || length >= sizeof other.host)
+        return false;
+    memcpy(other.host, host, length);
+    if (strcmp(other.host, "localhost") == 0)
+        strcpy(other.host, "127.0.0.1");
+    other.port = (uint16_t)port;
+    return make_address(&other, &backend->address, &backend->length);
+}
+
+static fcgi_listen_status
+parse_backends(fcgi_rights *rights, char *list, trouble where)
+{
+    for (char *word; (word = next_word(&list)) != NULL;) {
+        if (rights->backend_count == FCGI_BACKENDS_MAX)
+            return fail(where, FCGI_LISTEN_USAGE, "relay-to=: more than %u", FCGI_BACKENDS_MAX);
+        if (!parse_backend(word, &rights->backends[rights->backend_count]))
+            return fail(where, FCGI_LISTEN_USAGE,
+                        "relay-to=%s: expected unix:/path or tcp:ADDRESS:PORT (no names), joined by +", word);
+        rights->backend_count++;
+    }
+    if (rights->backend_count == 0)
+        return fail(where, FCGI_LISTEN_USAGE, "relay-to= is empty; expected for example relay-to=unix:/run/app.sock");
+    return FCGI_LISTEN_OK;
+}
+
+static fcgi_listen_status
+parse_root(fcgi_rights *rights, const char *value, trouble where)
+{
+    size_t length = strlen(value);
+    while (length > 1 && value[length - 1] == '/')
+        length--;
+    if (value[0] != '/' || length >= sizeof rights->root || strstr(value, "/../"))
+        return fail(where, FCGI_LISTEN_USAGE, "root=%s: expected an absolute path of at most %zu bytes without ..",
+                    value, sizeof rights->root - 1);
+    memcpy(rights->root, value, length);
+    rights->root[length] = '\0';
+    return FCGI_LISTEN_OK;
+}
+
+static bool
+parse_yes(const char *value, bool *yes)
+{
+    *yes = strcmp(value, "yes") == 0;
+    return *yes || strcmp(value, "no") == 0;
+}
+
+static fcgi_listen_status
+parse_option(fcgi_listener *listener, const char *name, char *value, trouble where)
+{
+    unsigned long number;
+    if (strcmp(name, "answers") == 0) {
+        if (!fcgi_mode_parse(tg_text_of(value), false, &listener->mode))
+            return fail(where, FCGI_LISTEN_USAGE,
+                        "answers=%s is unknown; expected answers=answer, auth, xaccel or relay", value);
+        return FCGI_LISTEN_OK;
+    }
+    bool yes;
+    fcgi_rights *rights = &listener->rights;
+    if (strcmp(name, "modes") == 0)
+        return parse_modes(listener, value, where);
+    if (strcmp(name, "policies") == 0)
+        return parse_policies(rights, value, where);
+    if (strcmp(name, "peer-uid") == 0)
+        return parse_uids(rights, value, where);
+    if (strcmp(name, "token") == 0)
+        return parse_token(rights, value, where);
+    if (strcmp(name, "relay-to") == 0)
+        return parse_backends(rights, value, where);
+    if (strcmp(name, "root") == 0)
+        return parse_root(rights, value, where);
+    if (strcmp(name, "keep") == 0) {
+        if (!parse_number(value, FCGI_KEEP_MAX, 10, &number))
+            return fail(where, FCGI_LISTEN_USAGE, "keep=%s: expected a number up to %u", value, FCGI_KEEP_MAX);
+        rights->keep = number;
+        return FCGI_LISTEN_OK;
+    }
+    if (strcmp(name, "keyed") == 0 || strcmp(name, "php-values") == 0) {
+        if (!parse_yes(value, &yes))
+            return fail(where, FCGI_LISTEN_USAGE, "%s=%s: expected yes or no", name, value);
+        if (name[0] == 'k')
+            listener->keyed_said = yes ? 2 : 1;
+        else
+            rights->php_values = yes;
+        return FCGI_LISTEN_OK;
+    }
+    if (listener->kind != FCGI_LISTEN_UNIX && (strcmp(name, "mode") == 0 || strcmp(name, "owner") == 0 ||
+                                               strcmp(name, "group") == 0))
+        return fail(where, FCGI_LISTEN_USAGE, "%s= is for unix sockets only", name);
+    if (strcmp(name, "mode") == 0) {
+        if (!parse_number(value, 0777, 8, &number))
+            return fail(where, FCGI_LISTEN_USAGE, "mode=%s is no octal mode; expected for example mode=0660", value);
+        listener->file_mode = (mode_t)number;
+        return FCGI_LISTEN_OK;
+    }
+    if (strcmp(name, "owner") == 0) {
+        const struct passwd *user = getpwnam(value);
+        if (!user && !parse_number(value, UINT32_MAX - 1, 10, &number))
+            return fail(where, FCGI_LISTEN_USAGE, "owner=%s: no such user", value);
+        listener->owner = user ? user->pw_uid : (uid_t)number;
+        return FCGI_LISTEN_OK;
+    }
+    if (strcmp(name, "group") == 0) {
+        const struct group *group = getgrnam(value);
+        if (!group && !parse_number(value, UINT32_MAX - 1, 10, &number))
+            return fail(where, FCGI_LISTEN_USAGE, "group=%s: no such group", value);
+        listener->group = group ? group->gr_gid : (gid_t)number;
+        return FCGI_LISTEN_OK;
+    }
+    return fail(where, FCGI_LISTEN_USAGE, "option %s= is unknown; tidegate-fcgi --help lists them", name);
+}
+
+/* What was said, made whole: nobody is given more than his way of connecting can bear. Whether the socket is TCP is
+ * known by now. */
+static fcgi_listen_status
+settle_rights(fcgi_listener *listener, trouble where)
+{
+    fcgi_rights *rights = &listener->rights;
+    const unsigned open_modes =
+        1u << FCGI_MODE_ANSWER | 1u << FCGI_MODE_AUTH | 1u << FCGI_MODE_XACCEL | 1u << FCGI_MODE_AUTHORIZER;
+    const bool trusted = !listener->is_tcp || rights->token_length > 0;
+    if (rights->modes == 0) {
+        if (rights->backend_count > 0) {
+            rights->modes = 1u << FCGI_MODE_RELAY;
+            rights->first = FCGI_MODE_RELAY;
+        } else {
+            rights->modes = trusted ? open_modes : 1u << FCGI_MODE_AUTHORIZER;
+        }
+    }
+    if (!trusted && rights->modes != 1u << FCGI_MODE_AUTHORIZER)
+        return fail(where, FCGI_LISTEN_USAGE,
+                    "%s: without a token a TCP socket serves authorizers only, because every local user can connect; "
+                    "write token=@/path/of/a/secret (sent as TIDEGATE_TOKEN), modes=authorizer, or use a unix socket",
+                    listener->text);
+    if (listener->is_tcp && rights->uid_count > 0)
+        return fail(where, FCGI_LISTEN_USAGE, "%s: peer-uid= is for unix sockets; TCP does not tell who connects",
+                    listener->text);
+    if (fcgi_rights_allow(rights, FCGI_MODE_RELAY) && rights->backend_count == 0)
+        return fail(where, FCGI_LISTEN_USAGE,
+                    "%s: modes=relay needs the application's address: relay-to=unix:/path or relay-to=tcp:ADDRESS:PORT",
+                    listener->text);
+    if (!fcgi_rights_allow(rights, FCGI_MODE_RELAY) && rights->backend_count > 0)
+        return fail(where, FCGI_LISTEN_USAGE, "%s: relay-to= is of no use without relay in modes=", listener->text);
+    if (listener->mode != FCGI_MODE_UNSET && !fcgi_rights_allow(rights, listener->mode))
+        return fail(where, FCGI_LISTEN_USAGE, "%s: answers=%s is not among its modes=", listener->text,
+                    fcgi_mode_name(listener->mode));
+    if (listener->keyed_said == 2 && !trusted)
+        return fail(where, FCGI_LISTEN_USAGE, "%s: keyed=yes on TCP needs token=", listener->text);
+    rights->keyed = listener->keyed_said == 2 || (listener->keyed_said == 0 && !listener->is_tcp);
+    return FCGI_LISTEN_OK;
 }
 
 static fcgi_listen_status
@@ -167,7 +416,7 @@ fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size
 {
     const trouble where = { error, error_bytes };
     *listener = (fcgi_listener){ .fd = -1, .file_mode = 0660, .owner = (uid_t)-1, .group = (gid_t)-1 };
-    char copy[512];
+    char copy[2048];
     if (strlen(text) >= sizeof copy)
         return fail(where, FCGI_LISTEN_USAGE, "a listen address of %zu bytes is too long", strlen(text));
     strcpy(copy, text);
@@ -213,7 +462,8 @@ fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size
             return status;
         option = next;
     }
-    return FCGI_LISTEN_OK;
+    /* Of an inherited socket it is known only later whether it is TCP: see open_inherited. */
+    return listener->kind == FCGI_LISTEN_INHERITED ? FCGI_LISTEN_OK : settle_rights(listener, where);
 }
 
 /* ---- opening */
@@ -386,6 +636,9 @@ open_inherited(fcgi_listener *listener, trouble where)
                     listener->text);
     if (!listener->is_tcp && storage.ss_family != AF_UNIX)
         return fail(where, FCGI_LISTEN_FAILED, "%s: neither a unix nor a TCP socket", listener->text);
+    const fcgi_listen_status status = settle_rights(listener, where);
+    if (status != FCGI_LISTEN_OK)
+        return status;
     /* Whoever started us shares the flags of this socket; non-blocking is what a shared accept needs anyway. */
     const int flags = fcntl(listener->fd, F_GETFL);
     if (flags == -1 || fcntl(listener->fd, F_SETFL, flags | O_NONBLOCK) == -1 ||
@@ -407,6 +660,48 @@ fcgi_listener_open(fcgi_listener *listener, char *error, size_t error_bytes)
         return open_inherited(listener, where);
     }
     return FCGI_LISTEN_USAGE;
+}
+
+fcgi_listen_status
+fcgi_listener_copy(const fcgi_listener *listener, fcgi_listener *copy)
+{
+    *copy = *listener;
+    copy->inode = 0;
+    copy->shared = true;
+    copy->kind = listener->kind == FCGI_LISTEN_INHERITED ? FCGI_LISTEN_TCP : listener->kind; /* ours to close */
+    copy->fd = fcntl(listener->fd, F_DUPFD_CLOEXEC, 3);
+    return copy->fd == -1 ? FCGI_LISTEN_FAILED : FCGI_LISTEN_OK;
+}
+
+fcgi_listen_status
+fcgi_listener_adopt(fcgi_listener *listener, int fd, char *error, size_t error_bytes)
+{
+    const trouble where = { error, error_bytes };
+    if (!fcgi_is_listening(fd) || fcntl(fd, F_SETFD, FD_CLOEXEC) == -1)
+        return fail(where, FCGI_LISTEN_FAILED, "%s: what was handed over is no listening socket", listener->text);
+    struct stat found;
+    if (listener->kind == FCGI_LISTEN_UNIX && lstat(listener->path, &found) == 0 && S_ISSOCK(found.st_mode)) {
+        listener->device = found.st_dev;
+        listener->inode = found.st_ino;
+    }
+    listener->fd = fd;
+    return listener->kind == FCGI_LISTEN_INHERITED ? open_inherited(listener, where) : FCGI_LISTEN_OK;
+}
+
+bool
+fcgi_listener_admits(const fcgi_listener *listener, int fd)
+{
+    const fcgi_rights *rights = &listener->rights;
+    if (rights->uid_count == 0)
+        return true;
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
+        return false;
+    for (size_t i = 0; i < rights->uid_count; i++)
+        if (rights->uids[i] == peer.uid)
+            return true;
+    return false;
 }
 
 void

@@ -5,27 +5,74 @@
 
 #include "tidegate.h"
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #define FCGI_LISTENERS_MAX 16u
 #define FCGI_LISTEN_TEXT_MAX 160u
+#define FCGI_POLICIES_MAX 32u
+#define FCGI_BACKENDS_MAX 8u
+#define FCGI_UIDS_MAX 16u
+#define FCGI_TOKEN_BYTES_MIN 16u
+#define FCGI_TOKEN_BYTES_MAX 128u
+#define FCGI_KEEP_MAX 1024u
 
-/* What a Responder answers with when the web server does not say (TIDEGATE_MODE). */
+/* How a request may be answered. A Responder's way is what TIDEGATE_MODE says; the role Authorizer has its own. */
 typedef enum fcgi_mode {
     FCGI_MODE_UNSET = 0,
-    FCGI_MODE_ANSWER, /* 200, or the refusal itself */
-    FCGI_MODE_AUTH    /* 204, or a refusal in the two numbers that nginx's auth_request knows */
+    FCGI_MODE_ANSWER,    /* 200 and the decision, or the refusal itself */
+    FCGI_MODE_AUTH,      /* 204, or a refusal in the two numbers that nginx's auth_request knows */
+    FCGI_MODE_XACCEL,    /* X-Accel-Redirect to TIDEGATE_NEXT, or the refusal itself */
+    FCGI_MODE_RELAY,     /* what the application behind answers, or the refusal itself */
+    FCGI_MODE_AUTHORIZER /* role Authorizer: 200 with Variable-..., or the refusal itself */
 } fcgi_mode;
 
-bool fcgi_mode_parse(tg_text text, fcgi_mode *mode);
+/* The word of a parameter or option; "authorizer" only where `listed`: it is a role and not to be asked for. */
+bool fcgi_mode_parse(tg_text text, bool listed, fcgi_mode *mode);
+const char *fcgi_mode_name(fcgi_mode mode);
+
+/* An application that requests are passed on to. */
+typedef struct fcgi_backend {
+    char text[FCGI_LISTEN_TEXT_MAX];
+    struct sockaddr_storage address;
+    socklen_t length;
+} fcgi_backend;
+
+/* What peers of one listening socket may do: whoever can connect says what he likes, so that this is never taken from a
+ * parameter. */
+typedef struct fcgi_rights {
+    unsigned modes;   /* 1u << fcgi_mode */
+    fcgi_mode first;  /* the first Responder's mode listed: what is meant where nobody says; UNSET without modes= */
+    bool keyed;       /* keys, costs, peeks and batches may be given */
+    size_t policy_count; /* 0: any; else TIDEGATE_POLICY has to be one of these, and the only one is the default */
+    char policies[FCGI_POLICIES_MAX][TG_NAME_BYTES_MAX + 1];
+    size_t uid_count; /* unix sockets: 0: anybody who can connect */
+    uid_t uids[FCGI_UIDS_MAX];
+    size_t token_length; /* 0: none is asked for */
+    char token[FCGI_TOKEN_BYTES_MAX];
+    size_t backend_count;
+    fcgi_backend backends[FCGI_BACKENDS_MAX]; /* in the order in which they are tried */
+    size_t keep;      /* backend connections kept open while idle, per loop; 0: one connection per request */
+    char root[256];   /* SCRIPT_FILENAME is passed on below here only; empty: never */
+    bool php_values;  /* PHP_VALUE and PHP_ADMIN_VALUE are passed on: they can make php run anything */
+} fcgi_rights;
+
+static inline bool
+fcgi_rights_allow(const fcgi_rights *rights, fcgi_mode mode)
+{
+    return (rights->modes & 1u << mode) != 0;
+}
 
 typedef enum fcgi_listen_kind { FCGI_LISTEN_UNIX, FCGI_LISTEN_TCP, FCGI_LISTEN_INHERITED } fcgi_listen_kind;
 
 typedef struct fcgi_listener {
     int fd; /* -1: not open */
     fcgi_listen_kind kind;
-    fcgi_mode mode;
+    fcgi_mode mode; /* answers=: what a Responder gets when the web server does not say */
     bool is_tcp;
+    bool shared; /* somebody else accepts from this socket too and will after us: its queue and name are his */
+    fcgi_rights rights;
+    unsigned keyed_said; /* 0: not said, 1: keyed=no, 2: keyed=yes */
     char text[FCGI_LISTEN_TEXT_MAX]; /* "unix:/run/tidegate/tidegate.sock", for the log */
     char path[108];                  /* FCGI_LISTEN_UNIX: as in sockaddr_un, with its NUL */
     mode_t file_mode;
@@ -43,13 +90,35 @@ typedef enum fcgi_listen_status {
     FCGI_LISTEN_FAILED /* the system or another listener is in the way */
 } fcgi_listen_status;
 
-/* "unix:/path[,mode=0660][,owner=NAME][,group=NAME][,answers=answer|auth]", "tcp:127.0.0.1:9410[,answers=...]",
- * "fd:0[,answers=...]". Opens nothing. `error` gets one line. */
+/* "unix:/path", "tcp:127.0.0.1:9410" or "fd:0", and options behind commas:
+ *
+ *   mode= owner= group=   of a unix socket's file
+ *   modes=answer+auth+xaccel+authorizer+relay   what may be asked for; the first is what is meant where nobody says
+ *   answers=MODE          what is meant where nobody says
+ *   policies=A+B          what TIDEGATE_POLICY may name; the only one counts where it names none
+ *   peer-uid=USER+USER    unix: who may connect besides what the file's mode says
+ *   token=SECRET, token=@FILE   what TIDEGATE_TOKEN has to be; without one TCP serves authorizers only
+ *   keyed=yes|no          whether keys, costs, peeks and batches may be given: yes on unix sockets, no on TCP
+ *   relay-to=ADDRESS+ADDRESS  unix:/path or tcp:IP:PORT, tried in this order
+ *   keep=N                backend connections kept while idle
+ *   root=/folder          SCRIPT_FILENAME is passed on below it only
+ *   php-values=yes|no     whether PHP_VALUE and PHP_ADMIN_VALUE are passed on
+ *
+ * Opens nothing but the token's file. `error` gets one line. */
 fcgi_listen_status fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size_t error_bytes);
 
 /* Opens it non-blocking and close-on-exec. A unix path on which somebody answers is refused, one that nobody serves any
  * more is replaced; mode and owner are right before anyone can connect, whatever the umask. */
 fcgi_listen_status fcgi_listener_open(fcgi_listener *listener, char *error, size_t error_bytes);
+
+/* A descriptor of the same socket for another loop: it neither unnames the socket nor empties its queue. */
+fcgi_listen_status fcgi_listener_copy(const fcgi_listener *listener, fcgi_listener *copy);
+
+/* Takes over `fd`, on which a former process of ours listens for this same address. Its name is ours from now on. */
+fcgi_listen_status fcgi_listener_adopt(fcgi_listener *listener, int fd, char *error, size_t error_bytes);
+
+/* Whether whoever is at the other end of `fd` may speak here. */
+bool fcgi_listener_admits(const fcgi_listener *listener, int fd);
 
 /* Takes the socket's name away, so that no new peer finds it; the descriptor stays open. */
 void fcgi_listener_unname(fcgi_listener *listener);

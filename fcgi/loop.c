@@ -3,15 +3,12 @@
  * A connection is in exactly one phase, each with its own deadline; a phase's list is in the order of entry, so
  * that the next deadline is at a head and no timer needs searching. Input is read into one buffer of the loop and
  * answers are built in another: a connection owns memory only while its peer is slow. */
-#include "loop.h"
-
-#include "log.h"
+#include "loop_inside.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -19,90 +16,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#define IN_BYTES 65536u
-#define OUT_BYTES 262144u
-#define OUT_ROOM (FCGI_TEXT_BYTES_MAX + FCGI_WRAP_BYTES) /* kept free for the next answer */
-#define UNSENT_BYTES_MAX 262144u /* above: nothing more is read from this peer */
-#define EVENTS_PER_ROUND 256
-#define ACCEPTS_PER_ROUND 64
-#define ACCEPT_PAUSE_US UINT64_C(100000) /* after the system had no descriptor or memory for a connection */
-#define RECLAIM_IDLE_US UINT64_C(1000000) /* at the cap, a connection idle for so long makes room for a new one */
-#define LINGER_US UINT64_C(2000000)
-#define GRACE_US UINT64_C(250000) /* SIGTERM: a connection that has not spoken yet gets so long to begin */
-#define NEVER_US UINT64_MAX
-
-typedef enum phase {
-    PHASE_IDLE = 0, /* nothing begun, nothing to send */
-    PHASE_WAITING,  /* something begun has not arrived whole */
-    PHASE_SENDING,  /* the peer has not taken its answers */
-    PHASE_LINGERING,/* closed on our side; bytes still under way are read away, or they would reset what we sent */
-    PHASES
-} phase;
-
-typedef enum source_kind { SOURCE_SIGNALS, SOURCE_LISTENER, SOURCE_CONNECTION } source_kind;
-
-typedef struct source {
-    source_kind kind; /* what epoll's pointer points to */
-} source;
-
-typedef struct connection {
-    source source;
-    int fd; /* -1: closed, freed at the end of the round: an event of this round may still point here */
-    uint8_t phase;
-    bool polled;  /* epoll knows the descriptor */
-    bool spoken;  /* at least one byte has arrived */
-    bool closing; /* a request ended that did not ask to keep the connection */
-    bool done;    /* nothing more is answered here; close when everything is sent */
-    bool end_seen;/* the peer has said all it had to say */
-    bool eof;
-    uint32_t interest;
-    const fcgi_listener *listener;
-    uint64_t deadline_us;
-    uint64_t waiting_since_us; /* 0: not waiting */
-    uint32_t waiting_record;   /* the session's record_count then */
-    struct connection *before, *after; /* in its phase's list */
-    uint8_t *unsent;
-    size_t unsent_at, unsent_length, unsent_room;
-    uint8_t *stash; /* input read but not understood yet, while the peer does not take its answers */
-    size_t stash_at, stash_length;
-    fcgi_session session;
-} connection;
-
-typedef struct listen_source {
-    source source;
-    fcgi_listener *listener;
-    bool polled;
-} listen_source;
-
-typedef struct connection_list {
-    connection *first, *last;
-} connection_list;
-
-struct fcgi_loop {
-    int epoll_fd;
-    source signals;
-    int signal_fd;
-    sigset_t mask_before;
-    fcgi_loop_options options;
-    fcgi_responder responder;
-    fcgi_pool pool;
-    listen_source listeners[FCGI_LISTENERS_MAX];
-    size_t listener_count;
-    connection_list phases[PHASES];
-    connection *dead;
-    size_t connection_count;
-    uint64_t now_us;
-    uint64_t accept_after_us; /* 0: accepting; NEVER_US: at the cap; else a pause */
-    bool draining;
-    bool cut_off;
-    uint64_t drain_deadline_us;
-    fcgi_loop_counts counts;
-    fcgi_log_gate broken_gate, timeout_gate, cap_gate, accept_gate;
-    uint8_t *in;
-    uint8_t *out;
-    size_t out_length;
-};
 
 static uint64_t
 read_clock_us(void)
@@ -163,6 +76,7 @@ close_connection(fcgi_loop *loop, connection *conn)
 {
     if (conn->fd == -1)
         return;
+    fcgi_relay_drop_all(loop, conn);
     close(conn->fd); /* epoll forgets it with its last descriptor */
     conn->fd = -1;
     fcgi_session_fini(&conn->session);
@@ -187,6 +101,7 @@ bury_dead(fcgi_loop *loop)
         loop->dead = conn->after;
         free(conn);
     }
+    fcgi_relay_bury(loop);
 }
 
 /* ---- sending */
@@ -214,12 +129,6 @@ keep_unsent(connection *conn, const uint8_t *data, size_t length)
     return true;
 }
 
-static size_t
-unsent_bytes(const connection *conn)
-{
-    return conn->unsent_length - conn->unsent_at;
-}
-
 /* Bytes sent; -1: the connection is broken. */
 static ssize_t
 send_some(const connection *conn, const uint8_t *data, size_t length)
@@ -240,6 +149,14 @@ send_some(const connection *conn, const uint8_t *data, size_t length)
     return (ssize_t)sent;
 }
 
+/* What an application answers may go to a client that reads slowly, and the web server waits for it. */
+static uint64_t
+sending_us(const fcgi_loop *loop, const connection *conn)
+{
+    return conn->relays && loop->options.relay_us > loop->options.request_us ? loop->options.relay_us
+                                                                             : loop->options.request_us;
+}
+
 /* Sends what was kept for this peer. false: broken. */
 static bool
 send_unsent(fcgi_loop *loop, connection *conn)
@@ -249,7 +166,7 @@ send_unsent(fcgi_loop *loop, connection *conn)
         return false;
     conn->unsent_at += (size_t)sent;
     if (sent > 0 && conn->phase == PHASE_SENDING)
-        move_phase(loop, conn, PHASE_SENDING, loop->now_us + loop->options.request_us);
+        move_phase(loop, conn, PHASE_SENDING, loop->now_us + sending_us(loop, conn));
     if (unsent_bytes(conn) == 0) {
         free(conn->unsent); /* being slow is the exception */
         conn->unsent = NULL;
@@ -297,18 +214,25 @@ static void
 answer_request(fcgi_loop *loop, connection *conn, const fcgi_event *event)
 {
     fcgi_request *request = event->request;
+    fcgi_order order = { 0 };
     const fcgi_call call = {
         .listener = conn->listener,
         .role = request->role,
         .too_large = event->kind == FCGI_EVENT_TOO_LARGE,
         .params = { .data = request->params, .length = request->params_length },
+        .order = &order,
     };
     uint8_t *record = loop->out + loop->out_length;
     const size_t length =
         loop->responder.answer(loop->responder.context, &call, (char *)record + FCGI_HEADER_BYTES);
     assert(length <= FCGI_TEXT_BYTES_MAX);
-    loop->out_length += fcgi_wrap_answer(record, request->id, length);
     loop->counts.requests++;
+    if (order.relay) {
+        fcgi_relay_begin(loop, conn, request, &order, (tg_text){ .data = (char *)record + FCGI_HEADER_BYTES,
+                                                                 .length = length });
+        return;
+    }
+    loop->out_length += fcgi_wrap_answer(record, request->id, length);
     end_request(conn, request);
 }
 
@@ -326,7 +250,12 @@ handle_event(fcgi_loop *loop, connection *conn, const fcgi_event *event)
         else
             answer_request(loop, conn, event);
         return true;
+    case FCGI_EVENT_STREAM:
+        fcgi_relay_stream(loop, event);
+        return true;
     case FCGI_EVENT_ABORTED:
+        if (event->request->owner)
+            fcgi_relay_abort(loop, event->request);
         loop->out_length += fcgi_write_end(loop->out + loop->out_length, event->request->id, FCGI_REQUEST_COMPLETE);
         end_request(conn, event->request);
         return true;
@@ -377,7 +306,7 @@ understand(fcgi_loop *loop, connection *conn, const uint8_t *data, size_t length
     while (at < length) {
         if (loop->out_length > OUT_BYTES - OUT_ROOM && !flush_out(loop, conn))
             return false;
-        if (unsent_bytes(conn) > UNSENT_BYTES_MAX)
+        if (unsent_bytes(conn) > UNSENT_BYTES_MAX || fcgi_relay_blocks(conn))
             break;
         at += fcgi_session_feed(&conn->session, data + at, length - at, &event);
         if (event.kind == FCGI_EVENT_MORE)
@@ -390,7 +319,10 @@ understand(fcgi_loop *loop, connection *conn, const uint8_t *data, size_t length
         }
     }
     *used = at;
-    return flush_out(loop, conn);
+    if (!flush_out(loop, conn))
+        return false;
+    fcgi_relay_flush(loop, conn);
+    return flush_out(loop, conn); /* a request whose application is away */
 }
 
 /* ---- a connection's next state */
@@ -442,8 +374,9 @@ settle(fcgi_loop *loop, connection *conn)
 {
     if (unsent_bytes(conn) > 0) {
         if (conn->phase != PHASE_SENDING)
-            move_phase(loop, conn, PHASE_SENDING, loop->now_us + loop->options.request_us);
-        const bool reads = !conn->stash && !conn->eof && !conn->done && unsent_bytes(conn) <= UNSENT_BYTES_MAX;
+            move_phase(loop, conn, PHASE_SENDING, loop->now_us + sending_us(loop, conn));
+        const bool reads = !conn->stash && !conn->eof && !conn->done && unsent_bytes(conn) <= UNSENT_BYTES_MAX &&
+                           !fcgi_relay_blocks(conn);
         want_events(loop, conn, EPOLLOUT | (reads ? EPOLLIN : 0));
         return;
     }
@@ -464,16 +397,21 @@ settle(fcgi_loop *loop, connection *conn)
         want_events(loop, conn, EPOLLIN);
         return;
     }
-    if (fcgi_session_waits(&conn->session)) {
+    const bool blocked = conn->stash || fcgi_relay_blocks(conn);
+    if (!blocked && fcgi_session_waits(&conn->session)) {
         conn->waiting_since_us = oldest_begin_us(loop, conn);
         conn->waiting_record = conn->session.record_count;
         move_phase(loop, conn, PHASE_WAITING,
                    limit_deadline(loop, conn->waiting_since_us + loop->options.request_us));
+    } else if (conn->relays) {
+        conn->waiting_since_us = 0;
+        if (conn->phase != PHASE_RELAYING)
+            move_phase(loop, conn, PHASE_RELAYING, limit_deadline(loop, NEVER_US));
     } else {
         conn->waiting_since_us = 0;
         move_phase(loop, conn, PHASE_IDLE, limit_deadline(loop, loop->now_us + loop->options.idle_us));
     }
-    want_events(loop, conn, EPOLLIN);
+    want_events(loop, conn, blocked ? 0 : EPOLLIN);
 }
 
 /* The peer has sent an empty STDIN or will send none: with nothing half-read behind it, nothing is under way any
@@ -541,6 +479,56 @@ drain_connection(fcgi_loop *loop, connection *conn)
         close_connection(loop, conn);
 }
 
+/* Goes on with input that had to wait. false: the connection is closed. */
+static bool
+use_stash(fcgi_loop *loop, connection *conn)
+{
+    if (!conn->stash || unsent_bytes(conn) > UNSENT_BYTES_MAX / 4 || fcgi_relay_blocks(conn))
+        return true;
+    uint8_t *stash = conn->stash;
+    const size_t length = conn->stash_length;
+    conn->stash = NULL;
+    size_t used = 0;
+    const bool fine = understand(loop, conn, stash, length, &used) && stash_input(conn, stash + used, length - used);
+    free(stash);
+    if (!fine) {
+        loop->out_length = 0;
+        close_connection(loop, conn);
+        return false;
+    }
+    note_end(conn);
+    return true;
+}
+
+void
+fcgi_loop_moved(fcgi_loop *loop, connection *conn)
+{
+    if (conn->fd == -1 || !use_stash(loop, conn))
+        return;
+    note_end(conn);
+    settle(loop, conn);
+    if (loop->draining)
+        drain_connection(loop, conn);
+}
+
+void
+fcgi_loop_close_connection(fcgi_loop *loop, connection *conn)
+{
+    close_connection(loop, conn);
+}
+
+bool
+fcgi_loop_flush(fcgi_loop *loop, connection *conn)
+{
+    return flush_out(loop, conn);
+}
+
+void
+fcgi_loop_end_request(connection *conn, fcgi_request *request)
+{
+    end_request(conn, request);
+}
+
 static void
 handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
 {
@@ -551,24 +539,16 @@ handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
             close_connection(loop, conn);
             return;
         }
-        if (conn->stash && unsent_bytes(conn) <= UNSENT_BYTES_MAX / 4) {
-            uint8_t *stash = conn->stash;
-            const size_t length = conn->stash_length;
-            conn->stash = NULL;
-            size_t used = 0;
-            const bool fine = understand(loop, conn, stash, length, &used) &&
-                              stash_input(conn, stash + used, length - used);
-            free(stash);
-            if (!fine) {
-                loop->out_length = 0;
-                close_connection(loop, conn);
-                return;
-            }
-            note_end(conn);
-        }
+        if (!use_stash(loop, conn))
+            return;
+        fcgi_relay_flush(loop, conn); /* applications that waited for this peer may go on */
         settle(loop, conn);
         if (conn->fd == -1)
             return;
+    }
+    if ((events & (EPOLLERR | EPOLLHUP)) && conn->stash && unsent_bytes(conn) == 0) {
+        close_connection(loop, conn); /* nobody is there to be answered, and epoll would say so again and again */
+        return;
     }
     if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) && !conn->stash && !conn->eof)
         read_connection(loop, conn);
@@ -621,6 +601,12 @@ accept_one(fcgi_loop *loop, const fcgi_listener *listener)
             return !loop->draining;
         }
         return false; /* EAGAIN: nothing waits; EINVAL: shut down */
+    }
+    if (!fcgi_listener_admits(listener, fd)) {
+        fcgi_log_rarely(&loop->peer_gate, FCGI_WARN, "peer-refused", "%s: somebody whom peer-uid= does not name",
+                        listener->text);
+        close(fd);
+        return true;
     }
     connection *conn = calloc(1, sizeof *conn);
     if (!conn) {
@@ -711,6 +697,8 @@ expire(fcgi_loop *loop)
     for (phase which = 0; which < PHASES; which++) {
         connection *conn;
         while ((conn = loop->phases[which].first) && conn->deadline_us <= loop->now_us) {
+            if (which == PHASE_RELAYING)
+                loop->cut_off = true;
             if (which == PHASE_WAITING || which == PHASE_SENDING) {
                 loop->counts.timeouts++;
                 loop->cut_off = loop->cut_off || loop->draining;
@@ -725,7 +713,7 @@ expire(fcgi_loop *loop)
     if (loop->draining && loop->now_us >= loop->drain_deadline_us)
         for (phase which = 0; which < PHASES; which++)
             while (loop->phases[which].first) {
-                loop->cut_off = loop->cut_off || which == PHASE_WAITING || which == PHASE_SENDING;
+                loop->cut_off = loop->cut_off || (which >= PHASE_WAITING && which <= PHASE_RELAYING);
                 close_connection(loop, loop->phases[which].first);
             }
     if (loop->accept_after_us != 0 && loop->now_us >= loop->accept_after_us && !loop->draining) {
@@ -745,6 +733,9 @@ next_timeout_ms(const fcgi_loop *loop)
         if (first && first->deadline_us < next_us)
             next_us = first->deadline_us;
     }
+    const uint64_t relay_us = fcgi_relay_next_us(loop);
+    if (relay_us < next_us)
+        next_us = relay_us;
     if (next_us == NEVER_US)
         return -1;
     if (next_us <= loop->now_us)
@@ -780,11 +771,15 @@ fcgi_loop_run(fcgi_loop *loop)
             case SOURCE_CONNECTION:
                 handle_connection(loop, (connection *)from, events[i].events);
                 break;
+            case SOURCE_RELAY:
+                fcgi_relay_handle(loop, (fcgi_relay *)from, events[i].events);
+                break;
             }
         }
         if (signalled) /* last, when every event of this round has been looked at */
             handle_signals(loop);
         expire(loop);
+        fcgi_relay_expire(loop);
         bury_dead(loop);
         if (loop->responder.round)
             loop->responder.round(loop->responder.context);
@@ -818,6 +813,8 @@ fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder
     set->request_us = set->request_us ? set->request_us : UINT64_C(10000000);
     set->idle_us = set->idle_us ? set->idle_us : UINT64_C(300000000);
     set->drain_us = set->drain_us ? set->drain_us : UINT64_C(5000000);
+    set->relay_connect_us = set->relay_connect_us ? set->relay_connect_us : UINT64_C(1000000);
+    set->relay_us = set->relay_us ? set->relay_us : UINT64_C(60000000);
     loop->responder = *responder;
     loop->signals.kind = SOURCE_SIGNALS;
     const size_t held_min = set->params_bytes_max * 4;
@@ -864,6 +861,7 @@ fcgi_loop_close(fcgi_loop *loop)
     for (phase which = 0; which < PHASES; which++)
         while (loop->phases[which].first)
             close_connection(loop, loop->phases[which].first);
+    fcgi_relay_fini(loop);
     bury_dead(loop);
     fcgi_pool_fini(&loop->pool);
     if (loop->signal_fd != -1)

@@ -8,19 +8,28 @@
 #include "codec.h"
 #include "listen.h"
 
-#define FCGI_TEXT_BYTES_MAX 8192u /* most that one answer's text may take */
+#define FCGI_TEXT_BYTES_MAX 16384u /* most that one answer's text may take */
+
+/* What becomes of a call besides its text. All false at first. */
+typedef struct fcgi_order {
+    bool relay;      /* pass the request on to one of the listener's backends, the text before the answer's fields */
+    bool repeatable; /* it may be sent a second time when a backend vanished without a word */
+} fcgi_order;
 
 typedef struct fcgi_call {
     const fcgi_listener *listener; /* where it came in: decides what it may ask for */
     uint8_t role;                  /* fcgi_role: responder or authorizer */
     bool too_large;                /* its parameters exceeded the bound; `params` holds only their beginning */
     fcgi_params params;            /* borrowed for the call */
+    fcgi_order *order;
 } fcgi_call;
 
 typedef struct fcgi_responder {
     /* Writes the CGI answer (fields, empty line, body) into text[FCGI_TEXT_BYTES_MAX]; returns its length. Must
      * not wait. */
     size_t (*answer)(void *context, const fcgi_call *call, char *text);
+    /* Whether a relayed request's parameter goes on to the application, and as what value; NULL: as they are. */
+    bool (*pass)(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
     void (*reload)(void *context); /* SIGHUP; may be NULL */
     void (*round)(void *context);  /* after each round of events; may be NULL */
     void *context;
@@ -32,6 +41,8 @@ typedef struct fcgi_loop_options {
     size_t requests_max;      /* at once on one connection; 0: 64 */
     uint64_t request_us;      /* a request begun, or an answer not taken, for this long ends its connection; 0: 10 s */
     uint64_t idle_us;         /* a connection without a request for this long is closed; 0: 300 s */
+    uint64_t relay_connect_us; /* an application that does not accept for this long is passed over; 0: 1 s */
+    uint64_t relay_us;        /* a relayed request on which nothing moves for this long is ended; 0: 60 s */
     uint64_t drain_us;        /* SIGTERM: longest until the end; 0: 5 s */
 } fcgi_loop_options;
 

@@ -40,11 +40,31 @@ typedef struct tg_state {
     };
 } tg_state;
 
+/* A state from place to place, also in and out of shared memory: each word is read once, and none in one piece with its
+ * neighbour, which the processor can only do once the smaller writings before it are through. */
+static inline void
+tg__state_copy(const tg_state *from, tg_state *to)
+{
+    const volatile uint64_t *const source = &from->bucket.level_low;
+    volatile uint64_t *const target = &to->bucket.level_low;
+    for (size_t i = 0; i < sizeof *from / sizeof *source; i++)
+        target[i] = source[i];
+}
+
 /* Fixed window, sliding counter, token and leaky bucket, and deny (which has no state).
  *
  * now_us  the store's clock; for an aligned rule the store's clock plus its UTC offset
  * next    receives the state to store; equal to *state when denied or when cost is 0 */
-tg_verdict tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+void tg__decide_into(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                     tg_verdict *verdict);
+/* The same as a value. On the hit path the copy of it would cost as much as a division. */
+static inline tg_verdict
+tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    tg_verdict verdict;
+    tg__decide_into(rule, state, now_us, cost, next, &verdict);
+    return verdict;
+}
 
 /* Gives units back. `own`: those that a hit with this stamp took, else oldest first. Returns whether *next differs. */
 bool tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,

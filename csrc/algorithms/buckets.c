@@ -39,8 +39,52 @@ store(tg_level bucket, tg_state *next)
     next->bucket.at_us = bucket.now_us;
 }
 
-tg_verdict
-tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+/* The decision where every product fits 64 bits, which is all but extreme rules: as below, in half the instructions.
+ * false: it does not fit. */
+static inline bool
+decide_narrow(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+              tg_verdict *verdict)
+{
+    const uint64_t at_us = state->bucket.at_us, period_us = rule->period_us, limit = rule->limit;
+    if (now_us < at_us)
+        now_us = at_us;
+    uint64_t drained, capacity, wanted, level = state->bucket.level_low;
+    if (state->bucket.level_high != 0 || __builtin_mul_overflow(rule->burst, period_us, &capacity) ||
+        __builtin_mul_overflow(cost, period_us, &wanted))
+        return false;
+    if (__builtin_mul_overflow(now_us - at_us, limit, &drained))
+        drained = UINT64_MAX; /* no level lasts so long */
+    level = tg__subtract_to_zero(level, drained);
+    if (__builtin_add_overflow(wanted, level, &wanted))
+        return false;
+    verdict->stamp_us = now_us;
+    verdict->delay_us = 0;
+    verdict->allowed = cost == 0 || wanted <= capacity;
+    if (__builtin_expect(!verdict->allowed, 0)) {
+        *next = *state;
+        verdict->remaining = level >= capacity ? 0 : (capacity - level) / period_us;
+        verdict->retry_after_us = cost > rule->burst ? TG_NEVER : tg__wait_us(tg__ceil_div(wanted - capacity, limit));
+        verdict->reset_after_us = tg__wait_us(tg__ceil_div(level, limit));
+        return true;
+    }
+    verdict->remaining = wanted >= capacity ? 0 : (capacity - wanted) / period_us;
+    verdict->retry_after_us = 0;
+    verdict->reset_after_us = tg__wait_us(tg__ceil_div(wanted, limit));
+    if (cost == 0) {
+        *next = *state;
+        return true;
+    }
+    if (rule->algorithm == TG_LEAKY_BUCKET)
+        verdict->delay_us = tg__wait_us(tg__ceil_div(level, limit));
+    next->bucket.level_low = wanted;
+    next->bucket.level_high = 0;
+    next->bucket.at_us = now_us;
+    return true;
+}
+
+static __attribute__((noinline)) void
+decide_wide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+            tg_verdict *verdict)
 {
     const tg_level bucket = level_of(rule, state, now_us);
     const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;
@@ -50,7 +94,7 @@ tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, u
     *next = *state;
     if (allowed && cost > 0)
         store((tg_level){ wanted, bucket.now_us }, next);
-    return (tg_verdict){
+    *verdict = (tg_verdict){
         .allowed = allowed,
         .remaining = held >= capacity ? 0 : tg__floor_div(capacity - held, rule->period_us),
         .retry_after_us = allowed              ? 0
@@ -62,6 +106,14 @@ tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, u
                         : 0,
         .stamp_us = bucket.now_us,
     };
+}
+
+void
+tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                  tg_verdict *verdict)
+{
+    if (__builtin_expect(!decide_narrow(rule, state, now_us, cost, next, verdict), 0))
+        decide_wide(rule, state, now_us, cost, next, verdict);
 }
 
 void

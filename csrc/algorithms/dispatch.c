@@ -5,20 +5,25 @@
 /* The answer of `deny`, and of a log rule that was handed here by mistake: refusing is the safe one of the two. */
 static const tg_verdict denied = { .allowed = false, .retry_after_us = TG_NEVER };
 
-tg_verdict
-tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+void
+tg__decide_into(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                tg_verdict *verdict)
 {
     switch (rule->algorithm) {
     case TG_TOKEN_BUCKET:
     case TG_LEAKY_BUCKET:
-        return tg__bucket_decide(rule, state, now_us, cost, next);
+        tg__bucket_decide(rule, state, now_us, cost, next, verdict);
+        break;
     case TG_FIXED_WINDOW:
-        return tg__fixed_decide(rule, state, now_us, cost, next);
+        tg__fixed_decide(rule, state, now_us, cost, next, verdict);
+        break;
     case TG_SLIDING_COUNTER:
-        return tg__counter_decide(rule, state, now_us, cost, next);
+        tg__counter_decide(rule, state, now_us, cost, next, verdict);
+        break;
     default:
         *next = *state;
-        return denied;
+        *verdict = denied;
+        break;
     }
 }
 

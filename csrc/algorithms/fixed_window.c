@@ -52,13 +52,14 @@ window_of(const tg_rule *rule, const tg_state *state, uint64_t now_us)
     return window;
 }
 
-tg_verdict
-tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+void
+tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                 tg_verdict *verdict)
 {
     tg_window window = window_of(rule, state, now_us);
     const uint64_t room = tg__subtract_to_zero(rule->limit, window.count);
     const bool allowed = cost <= room;
-    *next = *state;
+    tg__state_copy(state, next);
     if (allowed && cost > 0) {
         if (!window.running) { /* only an admitted hit starts a window: knocking or looking moves nothing */
             window.start_us = rule->aligned ? tg__aligned_start_us(rule->period_us, window.now_us) : window.now_us;
@@ -69,7 +70,7 @@ tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, ui
         next->fixed.start_us = window.start_us;
         next->fixed.running = rule->aligned ? WINDOW_ALIGNED : WINDOW_PLAIN;
     }
-    return (tg_verdict){
+    *verdict = (tg_verdict){
         .allowed = allowed,
         .remaining = tg__subtract_to_zero(rule->limit, window.count),
         .retry_after_us = allowed ? 0 : cost > rule->limit ? TG_NEVER : window.rest_us,

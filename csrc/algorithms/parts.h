@@ -64,21 +64,22 @@ tg__share(tg_u128 used, tg_u128 capacity)
     return share > UINT16_MAX ? UINT16_MAX : (uint16_t)share;
 }
 
-tg_verdict tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+void tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                       tg_verdict *verdict);
 void tg__fixed_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                       uint64_t stamp_us, tg_state *next);
 tg_pressure tg__fixed_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
 
-tg_verdict tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost,
-                              tg_state *next);
+void tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                         tg_verdict *verdict);
 void tg__counter_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                         uint64_t stamp_us, tg_state *next);
 /* Without the newest `cost` units: those of this request itself. */
 void tg__counter_uncharge(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
 tg_pressure tg__counter_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
 
-tg_verdict tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost,
-                             tg_state *next);
+void tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                        tg_verdict *verdict);
 void tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
 tg_pressure tg__bucket_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
 

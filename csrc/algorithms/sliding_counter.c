@@ -67,20 +67,21 @@ retry_after_us(const tg_rule *rule, const tg_window *window, uint64_t cost)
     return rule->period_us - window->into_us + faded_us(rule, window->current, room);
 }
 
-tg_verdict
-tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+void
+tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                   tg_verdict *verdict)
 {
     tg_window window = window_of(rule, state, now_us);
     const uint64_t left = remaining(rule, &window);
     const bool allowed = cost <= left; /* the weight is rounded up, but cost is whole: the same as in exact parts */
-    *next = *state;
+    tg__state_copy(state, next);
     if (allowed && cost > 0) {
         window.current += cost;
         next->counter.index = window.index;
         next->counter.current = window.current;
         next->counter.previous = window.previous;
     }
-    return (tg_verdict){
+    *verdict = (tg_verdict){
         .allowed = allowed,
         .remaining = allowed ? left - cost : left,
         .retry_after_us = allowed ? 0 : cost > rule->limit ? TG_NEVER : retry_after_us(rule, &window, cost),

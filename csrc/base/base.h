@@ -13,10 +13,10 @@ typedef unsigned __int128 tg_u128;
 /* ---- errors */
 
 /* Fills `error` (may be NULL) and returns `status`, so that a failing line reads `return tg__error(...)`. */
-tg_status tg__error(tg_error *error, tg_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+tg_status tg__error(tg_error *error, tg_status status, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 /* The same with an errno; appends ": " and its text. */
 tg_status tg__error_system(tg_error *error, tg_status status, int system_error, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+    __attribute__((format(printf, 4, 5), cold));
 
 /* ---- texts */
 

@@ -4,6 +4,7 @@
 #define TG_CONFIG_H
 
 #include "base/base.h"
+#include "http/http.h"     /* how an answer looks is the file's to say */
 #include "identity/path.h" /* paths are matched as they are counted */
 
 typedef struct tg_match tg_match; /* parsed `match`: paths with '*', methods, hosts */
@@ -21,6 +22,7 @@ typedef struct tg_policy {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    tg_style style;         /* of the answer when this policy is the one reported */
 } tg_policy;
 
 typedef struct tg_config {

@@ -28,6 +28,23 @@ void tg__decision_report(tg_decision *decision);
 /* A judgement that no policy spoke in: let through, an empty decision. */
 void tg__judgement_unmatched(tg_judgement *judgement);
 
+/* The rules in force, held until they are let go: no reload frees them meanwhile. For looking at a gate, not for judging. */
+typedef struct tg_held {
+    const struct tg_config *config;
+    const tg_client *client;
+    tg_limiter *const *limiters; /* one for each policy */
+    size_t slot;
+} tg_held;
+tg_held tg__gate_hold(tg_gate *gate);
+void tg__gate_let_go(tg_gate *gate, const tg_held *held);
+const char *tg__gate_store_uri(const tg_gate *gate); /* as chosen when opened */
+bool tg__gate_stands_in(const tg_gate *gate); /* opened to look, and there was no table */
+
+/* tg_limiters_judge, and `reported`: the index of the limiter whose name the judgement bears. */
+tg_status tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                             const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
+                             size_t *reported, tg_error *error);
+
 /* Around each `apply`: one notice when a store begins to fail, one when it has answered for a second. */
 void tg__failure_seen(tg_store *store, const tg_error *error);
 void tg__success_seen(tg_store *store);

@@ -4,12 +4,14 @@
 #include <assert.h>
 
 /* Whether result `a` is to be reported rather than `b`, which stands before it in the list. */
-static bool
-reported_before(const tg_result *a, const tg_result *b, bool allowed)
+static inline bool
+reported_before(const tg_result *a, const tg_result *b)
 {
-    if (allowed && a->remaining != b->remaining)
+    if (a->allowed != b->allowed)
+        return b->allowed; /* of a denied decision only those that deny are reported */
+    if (a->allowed && a->remaining != b->remaining)
         return a->remaining < b->remaining;
-    if (!allowed && a->retry_after_us != b->retry_after_us)
+    if (!a->allowed && a->retry_after_us != b->retry_after_us)
         return a->retry_after_us > b->retry_after_us; /* TG_NEVER is the longest */
     return a->reset_after_us > b->reset_after_us;
 }
@@ -18,31 +20,24 @@ void
 tg__decision_report(tg_decision *decision)
 {
     assert(decision->result_count > 0);
-    const tg_result *results = decision->results;
-    bool allowed = true;
-    for (size_t i = 0; i < decision->result_count; i++)
-        allowed = allowed && results[i].allowed;
-
-    size_t reported = TG_TARGETS_MAX;
-    uint64_t remaining = UINT64_MAX, delay_us = 0;
-    for (size_t i = 0; i < decision->result_count; i++) {
-        if (results[i].remaining < remaining)
-            remaining = results[i].remaining;
-        if (allowed && results[i].delay_us > delay_us)
-            delay_us = results[i].delay_us;
-        if (results[i].allowed != allowed)
-            continue; /* of a denied decision only those that deny are reported */
-        if (reported == TG_TARGETS_MAX || reported_before(&results[i], &results[reported], allowed))
-            reported = i;
+    const tg_result *const results = decision->results, *reported = results;
+    uint64_t remaining = results->remaining, delay_us = results->delay_us;
+    for (const tg_result *result = results + 1; result < results + decision->result_count; result++) {
+        if (result->remaining < remaining)
+            remaining = result->remaining;
+        if (result->delay_us > delay_us)
+            delay_us = result->delay_us;
+        if (reported_before(result, reported))
+            reported = result;
     }
-    decision->allowed = allowed;
-    decision->reported = (uint8_t)reported;
-    decision->limit = results[reported].rule.limit;
-    decision->burst = results[reported].rule.burst;
+    decision->allowed = reported->allowed; /* one that denies comes before all that allow */
+    decision->reported = (uint8_t)(reported - results);
+    decision->limit = reported->rule.limit;
+    decision->burst = reported->rule.burst;
     decision->remaining = remaining;
-    decision->retry_after_us = results[reported].retry_after_us;
-    decision->reset_after_us = results[reported].reset_after_us;
-    decision->delay_us = delay_us;
+    decision->retry_after_us = reported->retry_after_us;
+    decision->reset_after_us = reported->reset_after_us;
+    decision->delay_us = reported->allowed ? delay_us : 0;
 }
 
 void

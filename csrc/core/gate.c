@@ -1,21 +1,13 @@
 /* The gate: a rules file in force, and its change while requests are judged.
  * Must not enter: YAML, faces, what is answered. */
-#include "config/config.h"
-#include "core/core.h"
+#include "core/gate.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-/* One reading of the file. Never changed once it is in force. */
-typedef struct snapshot {
-    tg_config *config;
-    const tg_client *client; /* the gate's: see client_entry */
-    tg_limiter **limiters;   /* one for each policy, in the file's order */
-    size_t limiter_count;
-} snapshot;
 
 /* Client options outlive their reading: limiters given out by tg_gate_limiter borrow them. A reading with the same
  * options as the one before shares its entry, so the list grows only when the options change. */
@@ -30,7 +22,7 @@ enum {
 };
 
 typedef struct slot {
-    _Atomic(snapshot *) held; /* written under the reload lock, before the slot is in force */
+    _Atomic(tg_snapshot *) held; /* written under the reload lock, before the slot is in force */
     /* Pins left on a snapshot that is no longer in force. Below zero while the pins counted in the word have not been
      * carried over yet. */
     _Atomic int64_t pins;
@@ -40,6 +32,7 @@ struct tg_gate {
     char *path;
     char *store_uri;       /* as chosen when opened */
     bool store_from_file;
+    bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
     tg_store *store;
     client_entry *clients; /* the newest first */
     const tg_client *first_client;
@@ -86,7 +79,7 @@ unpin(tg_gate *gate, size_t pinned)
 /* ---- snapshots ---- */
 
 static void
-snapshot_close(snapshot *old)
+snapshot_close(tg_snapshot *old)
 {
     if (!old)
         return;
@@ -112,7 +105,7 @@ collect(tg_gate *gate)
 
 /* Puts a snapshot in force and takes the old one out. false: every slot is still pinned. */
 static bool
-publish(tg_gate *gate, snapshot *made)
+publish(tg_gate *gate, tg_snapshot *made)
 {
     const size_t current = slot_of(atomic_load(&gate->in_force));
     size_t next = 0;
@@ -176,7 +169,7 @@ same_client(const tg_config *a, const tg_config *b)
 static tg_status
 take_client(tg_gate *gate, const tg_config *config, const tg_client **client, tg_error *error)
 {
-    const snapshot *current = atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held);
+    const tg_snapshot *current = atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held);
     if (current && same_client(current->config, config)) {
         *client = current->client;
         return TG_OK;
@@ -257,9 +250,9 @@ check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
 
 /* Makes everything of a reading before any of it is in force. Takes the config over, whatever happens. */
 static tg_status
-prepare(tg_gate *gate, tg_config *config, snapshot **prepared, tg_error *error)
+prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *error)
 {
-    snapshot *made = calloc(1, sizeof *made);
+    tg_snapshot *made = calloc(1, sizeof *made);
     tg_status status = TG_OK;
     if (!made) {
         tg__config_close(config);
@@ -298,6 +291,12 @@ choose_path(const tg_gate_options *options, char **path, tg_error *error)
     return *path ? TG_OK : tg__error(error, TG_E_NOMEM, "the path of the rules file");
 }
 
+static bool
+fault_is_absence(tg_status status, const tg_error *fault)
+{
+    return status == TG_E_SYSTEM && fault->system_error == ENOENT;
+}
+
 static tg_status
 open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *config, tg_error *error)
 {
@@ -310,9 +309,14 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
     gate->store_uri = strndup(chosen.data, chosen.length);
     if (!gate->store_uri)
         return tg__error(error, TG_E_NOMEM, "the store's name");
-    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us };
+    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us,
+                                             .existing = options->look };
     tg_error fault;
-    const tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
+    tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
+    if (options->look && fault_is_absence(status, &fault)) {
+        gate->stands_in = true;
+        status = tg_store_open(tg_text_of("memory://tidegate-look"), &store_options, &gate->store, &fault);
+    }
     if (status != TG_OK && error) {
         *error = fault;
         if (gate->store_from_file && config->store_line) {
@@ -329,7 +333,7 @@ static tg_status
 open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
 {
     tg_config *config;
-    snapshot *first = NULL;
+    tg_snapshot *first = NULL;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
         status = tg__config_read(gate->path, &config, error);
@@ -387,7 +391,7 @@ tg_status
 tg_gate_reload(tg_gate *gate, tg_error *error)
 {
     tg_config *config = NULL;
-    snapshot *made = NULL;
+    tg_snapshot *made = NULL;
     lock(gate);
     tg_status status = tg__config_read(gate->path, &config, error);
     if (status == TG_OK) {
@@ -414,21 +418,12 @@ tg_gate_reload(tg_gate *gate, tg_error *error)
 
 tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
-              size_t prior_count, tg_judgement *judgement, tg_error *error)
+              size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
-    size_t found[TG_LIMITERS_MAX];
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    tg_status status = TG_OK;
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const size_t count = tg__config_match(now->config, request, found);
-    if (count == 0) {
-        tg__judgement_unmatched(judgement);
-    } else {
-        for (size_t i = 0; i < count; i++)
-            limiters[i] = now->limiters[found[i]];
-        status = tg_limiters_judge(limiters, count, request, cost, prior, prior_count, judgement, error);
-    }
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_status status = tg__snapshot_judge(now, gate->store, request, cost, prior, prior_count, judgement, answer,
+                                                error);
     unpin(gate, pinned);
     return status;
 }
@@ -451,7 +446,7 @@ tg_status
 tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error)
 {
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     const tg_policy *policy = NULL;
     for (size_t i = 0; i < now->config->policy_count && !policy; i++)
         if (tg__text_is(name, now->config->policies[i].name))
@@ -460,6 +455,32 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
                                     : no_such_policy(now->config, name, error);
     unpin(gate, pinned);
     return status;
+}
+
+tg_held
+tg__gate_hold(tg_gate *gate)
+{
+    const size_t pinned = pin(gate);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    return (tg_held){ now->config, now->client, now->limiters, pinned };
+}
+
+const char *
+tg__gate_store_uri(const tg_gate *gate)
+{
+    return gate->store_uri;
+}
+
+bool
+tg__gate_stands_in(const tg_gate *gate)
+{
+    return gate->stands_in;
+}
+
+void
+tg__gate_let_go(tg_gate *gate, const tg_held *held)
+{
+    unpin(gate, held->slot);
 }
 
 tg_store *
@@ -485,7 +506,7 @@ tg_gate_names(tg_gate *gate, const char *kind)
 {
     bool named = false;
     const size_t pinned = pin(gate);
-    const snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     for (size_t i = 0; i < now->limiter_count && !named; i++)
         for (size_t k = 0; k < now->limiters[i]->by_count && !named; k++)
             named = tg__by_names(now->limiters[i]->by[k], kind);

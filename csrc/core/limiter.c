@@ -136,35 +136,36 @@ begin_decision(tg_decision *decision)
 }
 
 /* Every rule of the limiter, for one identity of the decision. */
-static tg_status
+static inline tg_status
 add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
-    if (plan->count + limiter->rule_count > TG_TARGETS_MAX)
+    const size_t first = plan->count, rule_count = limiter->rule_count;
+    if (first + rule_count > TG_TARGETS_MAX)
         return tg__error(error, TG_E_ARG, "one decision judges at most %d pairs of rule and identity", TG_TARGETS_MAX);
-    for (size_t i = 0; i < limiter->rule_count; i++) {
-        tg_result *result = &decision->results[plan->count];
+    const tg_identity *const identity = &decision->identities[identity_index];
+    for (size_t i = 0; i < rule_count; i++) {
+        tg_result *const result = &decision->results[first + i];
         result->rule = limiter->rules[i];
         result->identity = (uint8_t)identity_index;
         result->limiter = (uint8_t)limiter_index;
         result->cost = cost;
-        plan->targets[plan->count++] = (tg_target){
+        plan->targets[first + i] = (tg_target){
             .rule = &limiter->rules[i],
-            .identity = &decision->identities[identity_index],
+            .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
         };
     }
+    plan->count = first + rule_count;
     decision->result_count = (uint8_t)plan->count;
     return TG_OK;
 }
 
-/* One dimension given by value: kind "ip" is written as every face writes it, other parts stay as they are. */
-static tg_status
-join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+/* A dimension one of whose parts is of kind "ip": written as every face writes it. */
+static __attribute__((noinline)) tg_status
+join_address(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
 {
-    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
-        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX, dimension->part_count);
     tg_part parts[TG_PARTS_MAX];
     char address[TG_ADDRESS_TEXT_MAX]; /* one will do: a joint identity names a kind once */
     bool addressed = false;
@@ -183,8 +184,21 @@ join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identit
     return tg__identity_join(parts, dimension->part_count, identity, error);
 }
 
+/* One dimension given by value. Parts of other kinds than "ip" stay as they are. */
+static inline tg_status
+join_values(const tg_limiter *limiter, const tg_dimension *dimension, tg_identity *identity, tg_error *error)
+{
+    if (dimension->part_count == 0 || dimension->part_count > TG_PARTS_MAX)
+        return tg__error(error, TG_E_ARG, "an identity has 1 to %d parts, not %zu", TG_PARTS_MAX,
+                         dimension->part_count);
+    for (size_t i = 0; i < dimension->part_count; i++)
+        if (tg__text_is(dimension->parts[i].kind, "ip"))
+            return join_address(limiter, dimension, identity, error);
+    return tg__identity_join(dimension->parts, dimension->part_count, identity, error);
+}
+
 /* A policy composes its own identities from values given by kind. */
-static tg_status
+static __attribute__((noinline)) tg_status
 compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_decision *decision,
            tg_error *error)
 {
@@ -213,9 +227,9 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
     return TG_OK;
 }
 
-static tg_status
-compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost, struct plan *plan,
-        tg_decision *decision, tg_error *error)
+static inline __attribute__((always_inline)) tg_status
+compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+        struct plan *plan, tg_decision *decision, tg_error *error)
 {
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
@@ -224,17 +238,25 @@ compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimens
                          dimension_count);
     begin_decision(decision);
     plan->count = 0;
-    tg_status status = TG_OK;
     if (limiter->by_count > 0) {
-        status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        const tg_status status = compose_by(limiter, dimensions, dimension_count, decision, error);
+        if (status != TG_OK)
+            return status;
     } else {
-        for (size_t i = 0; status == TG_OK && i < dimension_count; i++)
-            status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+        for (size_t i = 0; i < dimension_count; i++) {
+            const tg_status status = join_values(limiter, &dimensions[i], &decision->identities[i], error);
+            if (status != TG_OK)
+                return status;
+        }
         decision->identity_count = (uint8_t)dimension_count;
     }
-    for (size_t i = 0; status == TG_OK && i < decision->identity_count; i++)
-        status = add_targets(plan, limiter, 0, i, cost, decision, error);
-    return status;
+    const size_t identity_count = decision->identity_count;
+    for (size_t i = 0; i < identity_count; i++) {
+        const tg_status status = add_targets(plan, limiter, 0, i, cost, decision, error);
+        if (status != TG_OK)
+            return status;
+    }
+    return TG_OK;
 }
 
 /* ---- asking the store ---- */
@@ -268,19 +290,11 @@ decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *
     return true;
 }
 
-/* Never fails: what a silent store leaves open, on_store_failure answers. */
-static void
-decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+static __attribute__((noinline, cold)) void
+decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan,
+                     tg_decision *decision, const tg_error *error)
 {
-    tg_store *store = limiters[0]->store;
-    tg_error error;
-    if (store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error) ==
-        TG_OK) {
-        tg__success_seen(store);
-        tg__decision_report(decision);
-        return;
-    }
-    tg__failure_seen(store, &error);
+    tg__failure_seen(limiters[0]->store, error);
     tg_store *local = NULL;
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
@@ -294,7 +308,24 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 
-static tg_status
+/* Never fails: what a silent store leaves open, on_store_failure answers. */
+static inline void
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+{
+    tg_store *const store = limiters[0]->store;
+    tg_error error;
+    const tg_status status =
+        store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error);
+    if (__builtin_expect(status != TG_OK, 0)) {
+        decide_without_store(limiters, limiter_count, op, plan, decision, &error);
+        return;
+    }
+    if (__builtin_expect(atomic_load_explicit(&store->failing, memory_order_relaxed), 0))
+        tg__success_seen(store);
+    tg__decision_report(decision);
+}
+
+static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
@@ -320,7 +351,7 @@ tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dime
 }
 
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
-static tg_status
+static __attribute__((noinline)) tg_status
 administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
            tg_error *error)
 {
@@ -420,9 +451,9 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
          tg_error *error)
 {
     tg_decision *decision = &judgement->decision;
-    if (decision->identity_count == TG_DIMENSIONS_MAX)
-        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
-    tg_identity *identity = &decision->identities[decision->identity_count];
+    tg_identity beyond; /* it may still be one of those that are there */
+    const bool full = decision->identity_count == TG_DIMENSIONS_MAX;
+    tg_identity *identity = full ? &beyond : &decision->identities[decision->identity_count];
     const tg_status status = tg__by_of_request(by, limiter->client, request, identity, judgement->missing, error);
     if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
         tg__by_shared(by, identity);
@@ -431,13 +462,15 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
     for (*index = 0; *index < decision->identity_count; ++*index)
         if (same_identity(&decision->identities[*index], identity))
             return TG_OK;
+    if (full)
+        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
     decision->identity_count++;
     return TG_OK;
 }
 
 static tg_status
 plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost, struct plan *plan,
-             tg_judgement *judgement, tg_error *error)
+             tg_judgement *judgement, size_t *reported, tg_error *error)
 {
     plan->count = 0;
     for (size_t i = 0; i < limiter_count; i++) {
@@ -454,6 +487,7 @@ plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request
                 judgement->outcome = TG_UNIDENTIFIED;
                 judgement->status = limiters[i]->missing_identity == TG_MISSING_REJECT_400 ? 400 : 401;
                 memcpy(judgement->policy, limiters[i]->name, sizeof judgement->policy);
+                *reported = i;
             }
             if (status == TG_OK)
                 status = add_targets(plan, limiters[i], i, index, cost, &judgement->decision, error);
@@ -464,7 +498,7 @@ plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request
     return TG_OK;
 }
 
-static void
+static size_t
 conclude(tg_limiter *const *limiters, tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
@@ -488,12 +522,15 @@ conclude(tg_limiter *const *limiters, tg_judgement *judgement)
         judgement->outcome = TG_DENIED;
         judgement->status = 429; /* RFC 6585 section 4 */
     }
+    return limiter;
 }
 
 tg_status
-tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, size_t *reported,
+                   tg_error *error)
 {
+    *reported = 0;
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
                          limiter_count);
@@ -503,7 +540,7 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
     if (is_preflight(request))
         return TG_OK;
     struct plan plan;
-    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, error);
+    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, reported, error);
     if (status == TG_E_IDENTITY) {
         judgement->decision.allowed = false;
         judgement->decision.result_count = 0;
@@ -513,9 +550,17 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
         return status;
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
-    decide(limiters, limiter_count, TG_OP_HIT, &plan, &judgement->decision);
-    conclude(limiters, judgement);
+    decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
+    *reported = conclude(limiters, judgement);
     return TG_OK;
+}
+
+tg_status
+tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+{
+    size_t reported;
+    return tg__limiters_judge(limiters, limiter_count, request, cost, prior, prior_count, judgement, &reported, error);
 }
 
 void
@@ -523,7 +568,8 @@ tg__judgement_unmatched(tg_judgement *judgement)
 {
     judgement->outcome = TG_UNMATCHED;
     judgement->status = 0;
-    judgement->policy[0] = judgement->missing[0] = '\0';
+    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
+    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

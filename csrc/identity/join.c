@@ -29,8 +29,9 @@ put_digest(uint8_t **at, tg_text text, tg_error *error)
     return TG_OK;
 }
 
-tg_status
-tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error)
+/* Whatever does not simply fit: values to be hashed, joint identities over the bound, and what is wrong. */
+static __attribute__((noinline, cold)) tg_status
+join_long(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error)
 {
     uint8_t joint[JOINT_BYTES_MAX], *at = joint;
     if (part_count == 0 || part_count > TG_PARTS_MAX)
@@ -61,4 +62,25 @@ tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity
     const tg_status status = put_digest(&at, (tg_text){ (const char *)joint, length }, error);
     identity->length = (uint16_t)(at - identity->bytes);
     return status;
+}
+
+tg_status
+tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error)
+{
+    uint8_t *at = identity->bytes;
+    for (size_t i = 0; i < part_count; i++) {
+        const tg_text kind = parts[i].kind, value = parts[i].value;
+        const size_t room = (size_t)(identity->bytes + TG_IDENTITY_BYTES_MAX - at);
+        if (part_count > TG_PARTS_MAX || kind.length > TG_NAME_BYTES_MAX || value.length > VALUE_BYTES_MAX ||
+            room < 2 + kind.length + value.length)
+            return join_long(parts, part_count, identity, error);
+        *at++ = (uint8_t)kind.length;
+        at = put_bytes(at, kind);
+        *at++ = (uint8_t)value.length;
+        at = put_bytes(at, value);
+    }
+    if (part_count == 0)
+        return join_long(parts, part_count, identity, error);
+    identity->length = (uint16_t)(at - identity->bytes);
+    return TG_OK;
 }

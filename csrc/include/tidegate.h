@@ -44,6 +44,7 @@ extern "C" {
 #define TG_LIMITERS_MAX 8      /* limiters (policies) judged in one decision */
 #define TG_NAME_BYTES_MAX 64   /* a limiter's, policy's or namespace's name; a kind such as "header:X-Api-Key" */
 #define TG_RULE_TEXT_MAX 128   /* what tg_rule_text writes, with its NUL */
+#define TG_BODY_BYTES_MAX 65536 /* of a request's body: what is looked at for `form:` and `json:` */
 
 /* ---- status and errors ------------------------------------------------------------------------------------------ */
 
@@ -216,6 +217,7 @@ typedef struct tg_store tg_store;
 typedef struct tg_store_options {
     tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
     uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
+    bool existing;       /* only what is there: a table is never made */
 } tg_store_options;
 
 /* Opens a store, or takes another reference to one this process has open under the same URI and clock.
@@ -229,7 +231,7 @@ typedef struct tg_store_options {
  * TG_E_CONFIG  the URI is wrong, or two references name different sizes
  * TG_E_TRUST   path, owner, mode and the option that would allow it are in the message
  * TG_E_FORMAT  damaged or foreign file, other clock kind
- * TG_E_SYSTEM  the system refused (no space: nothing is left behind)
+ * TG_E_SYSTEM  the system refused (no space: nothing is left behind); with `existing` ENOENT where there is no table
  * Blocks on a file lock while another process makes the table. */
 TG_API tg_status tg_store_open(tg_text uri, const tg_store_options *options, tg_store **store, tg_error *error);
 TG_API void tg_store_close(tg_store *store); /* accepts NULL; decisions under way on other threads must have ended */
@@ -280,6 +282,11 @@ typedef struct tg_request {
     const tg_header *headers; /* in the order received, repeated lines repeated */
     size_t header_count;
     bool client_resolved; /* the server in front has already put the client's address into `peer` */
+    tg_text query; /* without '?'; empty: what stands behind '?' in `path` */
+    tg_text body;  /* at most TG_BODY_BYTES_MAX of it; looked at where `body_read` says that it is there */
+    bool body_read;
+    tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
+    bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -370,8 +377,10 @@ typedef enum tg_outcome {
     TG_DENIED,         /* over a limit */
     TG_FORBIDDEN,      /* a `deny` rule */
     TG_UNIDENTIFIED,   /* a part of the identity is missing and missing_identity rejects */
-    TG_UNAVAILABLE     /* the store did not answer and on_store_failure is closed */
+    TG_UNAVAILABLE,    /* the store did not answer and on_store_failure is closed */
+    TG_EXEMPT          /* every policy that speaks of it lists the client in `exempt`: let it through, no fields */
 } tg_outcome;
+#define TG_OUTCOMES 7
 
 typedef struct tg_judgement {
     tg_outcome outcome;
@@ -379,6 +388,14 @@ typedef struct tg_judgement {
     char policy[TG_NAME_BYTES_MAX + 1];  /* of the reported rule */
     char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED: the kind that is missing */
     tg_decision decision;                /* ALLOWED, DENIED, FORBIDDEN, UNAVAILABLE; else result_count is 0 */
+    /* Only tg_gate_judge sets what follows; elsewhere it is false. */
+    bool challenged;    /* over a limit of `mode: challenge`: let through, for the application to ask for a proof */
+    bool shadow_denied; /* a policy of `mode: shadow` would have refused: let through */
+    char shadow_policy[TG_NAME_BYTES_MAX + 1]; /* which; empty unless shadow_denied */
+    /* Let through so far, by the dimensions that need no body. Read the body (up to TG_BODY_BYTES_MAX, to be replayed to
+     * the application) and judge again with it, and with this decision among `prior`. */
+    bool needs_body;
+    bool settles; /* what it costs is known after the response: call tg_gate_settle then */
 } tg_judgement;
 
 /* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
@@ -402,7 +419,18 @@ typedef struct tg_gate_options {
     tg_text store; /* empty: TIDEGATE_STORE, the file's `store`, shared://default */
     tg_clock *clock;
     uint64_t timeout_us;
+    unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
+    bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
 } tg_gate_options;
+
+/* A policy that asks for what the face cannot know is TG_E_CONFIG when the file is read: it would never limit anybody.
+ * Other bits are other faces' and say nothing. */
+#define TG_FACE_KNOWN 1u    /* something is said at all */
+#define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
+#define TG_FACE_USER 4u     /* `user` */
+#define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */
 TG_API tg_status tg_gate_open(const tg_gate_options *options, tg_gate **gate, tg_error *error);
@@ -410,10 +438,14 @@ TG_API void tg_gate_close(tg_gate *gate); /* accepts NULL */
 /* Reads the file again. Any failure leaves the rules in force as they were. No request sees half of a change; what was
  * used stays used. The store cannot change while running (TG_E_CONFIG says so). */
 TG_API tg_status tg_gate_reload(tg_gate *gate, tg_error *error);
-/* Finds the policies of the request (first match wins) and judges it. Never waits for a reload. */
+typedef struct tg_answer tg_answer; /* below */
+/* Finds the policies of the request (first match wins) and judges it. Never waits for a reload.
+ *
+ * cost    multiplied by what a policy's own `cost` says
+ * answer  may be NULL. Else made from the very rules that judged: their texts, statuses and header families */
 TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
-                               tg_error *error);
+                               tg_answer *answer, tg_error *error);
 /* A limiter of its own for the file's policy `name`, sharing its counts with every face. Close it before the gate.
  * It keeps the rules of this moment until it is opened again. TG_E_CONFIG: no such policy; the message lists them. */
 TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error);
@@ -427,7 +459,7 @@ TG_API bool tg_gate_names(tg_gate *gate, const char *kind);
 /* ---- the answer --------------------------------------------------------------------------------------------------- */
 
 #define TG_ANSWER_FIELDS_MAX 12
-#define TG_ANSWER_BYTES_MAX 2048
+#define TG_ANSWER_BYTES_MAX 3072
 
 typedef struct tg_field {
     tg_text name, value;
@@ -435,19 +467,82 @@ typedef struct tg_field {
 
 /* What goes to the client: with status 0 only the fields, to be added to the application's own answer; else the whole
  * refusal. Texts point into `storage`: copy the struct and they still point into the original. */
-typedef struct tg_answer {
+struct tg_answer {
     int status;
     const char *reason; /* "Too Many Requests" */
     size_t field_count;
     tg_field fields[TG_ANSWER_FIELDS_MAX]; /* Content-Type among them when there is a body */
     tg_text body;
+    size_t storage_used; /* of `storage`, from its beginning */
     char storage[TG_ANSWER_BYTES_MAX];
-} tg_answer;
+};
 
 /* Retry-After in whole seconds, rounded up, at least 1 (RFC 9110 10.2.3), absent when no wait can help; X-RateLimit-Limit,
  * -Remaining, -Reset (delta seconds, rounded up); body {"code": "RATE_LIMITED", "message": ..., "retry_after": ...}
- * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1. */
+ * as application/json. A degraded answer has no limit fields; a closed one is 503 with Retry-After: 1.
+ * For what tg_limiters_judge said: a rules file has its own texts, statuses and fields, which tg_gate_judge gives. */
 TG_API void tg_answer_make(const tg_judgement *judgement, tg_answer *answer);
+
+/* ---- looking at it: explain and check ------------------------------------------------------------------------------ */
+
+typedef struct tg_explained_policy {
+    char name[TG_NAME_BYTES_MAX + 1];
+    unsigned line;  /* where it begins in the rules file */
+    bool applies;
+    char why[320];  /* "path matches \"/login\"", "method GET is none of POST" */
+} tg_explained_policy;
+
+/* What one request would meet. */
+typedef struct tg_explanation {
+    tg_judgement judgement;  /* as of a peek */
+    tg_answer answer;        /* what a client would get if it asked now; texts point into this struct */
+    const tg_explained_policy *policies; /* all of the file, in its order */
+    size_t policy_count;
+    size_t applied[TG_LIMITERS_MAX]; /* indexes of those that apply: results[i].limiter counts in these */
+    size_t applied_count;
+    char client[TG_ADDRESS_TEXT_MAX]; /* empty: cannot be told */
+    char client_why[320];             /* from where the address was taken */
+    char identities[TG_DIMENSIONS_MAX][400]; /* of judgement.decision, as keyed; see tg_identity_show */
+    char store[120];                  /* its URI */
+    bool store_missing;               /* opened to look (tg_gate_options) and nobody has counted there yet */
+    uint64_t now_us, generation;
+    int64_t utc_offset_us;
+} tg_explanation;
+
+/* What tg_gate_judge would say of this request, and why: takes nothing. The store is asked, so a segment lock may be waited
+ * for. Allocates. Returns what tg_gate_judge would. */
+TG_API tg_status tg_gate_explain(tg_gate *gate, const tg_request *request, uint64_t cost, tg_explanation **explanation,
+                                 tg_error *error);
+TG_API void tg_explanation_close(tg_explanation *explanation); /* accepts NULL */
+
+/* Takes a text piece by piece; the pieces are borrowed for the call. */
+typedef void tg_sink(void *context, tg_text piece);
+/* For a person, or as one JSON object; every face shows the same. */
+TG_API void tg_explanation_write(const tg_explanation *explanation, bool json, tg_sink *sink, void *context);
+
+/* "ip 203.0.113.9 + header:x-api-key (hidden, 24 bytes, #5d41402a)". Addresses, users, paths, methods and hosts are shown,
+ * shortened where long; any other value may be a secret: its length and four bytes of its digest tell two of them apart. */
+TG_API void tg_identity_show(const tg_identity *identity, char *text, size_t size);
+
+/* What somebody should look at, though it works. */
+typedef struct tg_warning {
+    char code[32];      /* "never-bites", each with a paragraph in docs/cli.md */
+    unsigned line;      /* 1-based; 0: of the file as a whole */
+    unsigned column;    /* 1-based; 0: not known */
+    char message[480];  /* without file and position */
+} tg_warning;
+
+typedef struct tg_check_options {
+    tg_text path;  /* as in tg_gate_options */
+    tg_text store; /* likewise; only looked at, never opened */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth"; empty: any. TG_E_ARG: another */
+} tg_check_options;
+
+/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
+ *
+ * warnings  receives at most `room`, in the file's order; `count` says how many there are
+ * TG_E_CONFIG  the file is wrong: line, column, and what was expected */
+TG_API tg_status tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 """Two limits in a FastAPI application, counted once for all of its workers.
 
-    uvicorn --workers 2 --app-dir examples/fastapi app:app
+uvicorn --workers 2 --app-dir examples/fastapi app:app
 """
 
 import os

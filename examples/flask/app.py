@@ -1,6 +1,6 @@
 """Limits in a Flask application, counted once for all of its workers.
 
-    gunicorn --workers 2 --chdir examples/flask app:app
+gunicorn --workers 2 --chdir examples/flask app:app
 """
 
 import os

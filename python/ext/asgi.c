@@ -1,8 +1,9 @@
 /* What an ASGI face does for every request that is let through, in one piece: the request's state, the template of its
  * route, the judgement. Written in Python it took more time than all the C it called; whatever is rarer than that (a
- * refusal, a HEAD, a user to be asked for, a route seen for the first time) is left to Python, which is told so by None.
+ * refusal, a HEAD, a user to be asked for, a route seen for the first time) is left to Python, which is told by None.
  *
- * The state of a request is the list of its judgements in scope["tidegate"]. A plain list has a send of asgi_send() around it.
+ * The state of a request is the list of its judgements in scope["tidegate"]. A plain list has a send of asgi_send()
+ * around it.
  * Must not enter: deciding; how an answer looks. */
 #include "ext.h"
 
@@ -26,8 +27,8 @@ is_request(const tgpy_state *state, PyObject *scope)
             PyUnicode_Compare(type, state->names[NAME_websocket]) == 0);
 }
 
-/* What stands for the met route: FastAPI's effective context where it speaks of this route, else the route. Borrowed from
- * the scope, NULL where there is none or with an exception set. See route_template in _routes.py. */
+/* What stands for the met route: FastAPI's effective context where it speaks of this route, else the route. Borrowed
+ * from the scope, NULL where there is none or with an exception set. See route_template in _routes.py. */
 static PyObject *
 route_key(const tgpy_state *state, PyObject *scope)
 {
@@ -73,8 +74,8 @@ template_of(const tgpy_state *state, PyObject *scope)
 
 /* ---- a dependency ---- */
 
-/* `self` is (limiter, cost, by route, module). Gives the Decision of a request that is let through; the Judgement of one
- * that is not; None where Python has to see to it. */
+/* `self` is (limiter, cost, by route, module). Gives the Decision of a request that is let through; the Judgement of
+ * one that is not; None where Python has to see to it. */
 static PyObject *
 hit(PyObject *self, PyObject *scope)
 {
@@ -291,7 +292,8 @@ static PyGetSetDef answers_getset[] = {
 
 static PyType_Slot answers_slots[] = {
     { Py_tp_doc, "Answers(app)\n--\n\n"
-                 "An ASGI application around another that puts the fields of what is judged inside it on each answer." },
+                 "An ASGI application around another that puts the fields of what is judged inside it on each\n"
+                 "answer." },
     { Py_tp_new, answers_new },
     { Py_tp_traverse, answers_traverse },
     { Py_tp_clear, answers_clear },

@@ -34,6 +34,15 @@ typedef enum tgpy_name {
 #define TGPY_FREE_BLOCK_BYTES 384 /* one rule and one identity of common length, or two rules */
 #define TGPY_FIELD_NAMES_MAX 16
 
+#define TGPY_PAIRS_MAX 4
+
+/* The field that last went out in this place of an answer. Most values are those of the request before. */
+typedef struct tgpy_pair {
+    const char *name; /* a constant of the core: compared by address */
+    PyObject *lower;  /* bytes */
+    PyObject *pair;   /* (lower, value) */
+} tgpy_pair;
+
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
     PyTypeObject *answers_type;
@@ -42,6 +51,7 @@ typedef struct tgpy_state {
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
     PyObject *field_names[TGPY_FIELD_NAMES_MAX];
     size_t field_name_count;
+    tgpy_pair pairs[TGPY_PAIRS_MAX];
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
     bool logging;           /* a handler that asks a limiter does not log into itself */
@@ -116,8 +126,12 @@ typedef struct tgpy_judgement {
     tgpy_decision *decision; /* never NULL */
     tg_outcome outcome;
     int status;
+    bool challenged, shadow_denied, needs_body, settles;
+    bool answered;     /* `answer` is what the rules file made of it; else the limiter's own is made when asked for */
+    tg_answer *answer; /* allocated, its storage only as long as it is used; NULL with `answered`: no fields, no body */
     char policy[TG_NAME_BYTES_MAX + 1];
     char missing[TG_NAME_BYTES_MAX + 1];
+    char shadow_policy[TG_NAME_BYTES_MAX + 1];
 } tgpy_judgement;
 
 static inline tgpy_state *
@@ -178,7 +192,8 @@ PyObject *tgpy_decision_unasked(tgpy_state *state, const tg_rule *rules, size_t 
 void tgpy_decision_restore(const tgpy_decision *self, tg_decision *decision);
 void tgpy_decision_drop_blocks(tgpy_state *state);
 
-PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement);
+/* `answer` may be NULL: the one that tg_answer_make gives. */
+PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer);
 /* An awaitable that is done: `await` gives `value` without a turn of the loop. Steals the reference; NULL stays NULL. */
 PyObject *tgpy_ready(tgpy_state *state, PyObject *value);
 
@@ -222,6 +237,10 @@ PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `field
 /* One Limiter or Gate judges a scope. route may be NULL; prior is a list or tuple of Judgement. */
 PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
                            uint64_t cost);
+
+/* ---- explain.c ---- */
+
+PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs);
 
 /* ---- send.c ---- */
 

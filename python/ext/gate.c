@@ -13,11 +13,13 @@ of(PyObject *self)
 static PyObject *
 gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "store", "clock", "timeout", NULL };
+    static char *names[] = { "config", "store", "clock", "timeout", "look", NULL };
     PyObject *config = NULL, *store = NULL, *clock = NULL;
     double timeout = 0.05;
+    int look = 0;
     uint64_t timeout_us = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOd:Gate", names, &config, &store, &clock, &timeout) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOdp:Gate", names, &config, &store, &clock, &timeout,
+                                     &look) ||
         !tgpy_timeout(timeout, &timeout_us))
         return NULL;
     tgpy_state *state = tgpy_state_of_type(type);
@@ -57,6 +59,7 @@ gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             .store = store_text.length ? store_text : tg_text_of(default_store),
             .clock = clock && clock != Py_None ? ((tgpy_clock *)clock)->clock : NULL,
             .timeout_us = timeout_us,
+            .look = look,
         };
         tg_error error;
         tg_status status;
@@ -149,6 +152,9 @@ static PyMethodDef gate_methods[] = {
     { "names", gate_names, METH_O,
       "names($self, kind, /)\n--\n\n"
       "Whether any policy in force counts by this kind, such as \"user\" or \"route\". Holds for one generation." },
+    { "explain_as", (PyCFunction)(void (*)(void))tgpy_gate_explain_as, METH_VARARGS | METH_KEYWORDS,
+      "explain_as($self, /, method, path, headers=(), peer=None, host=None, user=None, route=None, cost=1, json=False)\n"
+      "--\n\nWhat a request would meet and why, as text or JSON. Takes nothing. tidegate.explain is made of it." },
     { METHOD(judge_asgi), "judge_asgi($self, scope, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
                           "Judges an ASGI scope (http or websocket) by the policies that match it; see docs/python.md." },
     { METHOD(judge_wsgi), "judge_wsgi($self, environ, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
@@ -164,9 +170,10 @@ static PyGetSetDef gate_getset[] = {
 };
 
 static PyType_Slot gate_slots[] = {
-    { Py_tp_doc, "Gate(config=None, *, store=None, clock=None, timeout=0.05)\n--\n\n"
+    { Py_tp_doc, "Gate(config=None, *, store=None, clock=None, timeout=0.05, look=False)\n--\n\n"
                  "A rules file in force: finds the policies of a request and judges it.\n\n"
                  "config: its path, else TIDEGATE_CONFIG. store: else TIDEGATE_STORE, the file's, shared://default.\n"
+                 "look: to look at counts only; a table that is not there is not made.\n"
                  "Raises ConfigError with file, line and column; StoreError when the store cannot be opened." },
     { Py_tp_new, gate_new },
     { Py_tp_dealloc, gate_dealloc },

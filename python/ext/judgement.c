@@ -1,6 +1,8 @@
 /* Judgement: the answer to one request; and the calls that make it. */
 #include "ext.h"
 
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #define PRIOR_MAX 64
@@ -13,18 +15,46 @@ of(PyObject *self)
     return (tgpy_judgement *)self;
 }
 
-PyObject *
-tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement)
+/* A copy without the room that is not used. What points into the storage points into the copy's; names and other texts
+ * are constants. */
+static tg_answer *
+copy_answer(const tg_answer *answer)
 {
+    const size_t bytes = offsetof(tg_answer, storage) + answer->storage_used;
+    tg_answer *copy = PyMem_Malloc(bytes);
+    if (!copy) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memcpy(copy, answer, bytes);
+    const uintptr_t from = (uintptr_t)answer->storage, end = from + answer->storage_used;
+    for (size_t i = 0; i < copy->field_count; i++) {
+        tg_text *value = &copy->fields[i].value;
+        if ((uintptr_t)value->data >= from && (uintptr_t)value->data < end)
+            value->data = copy->storage + ((uintptr_t)value->data - from);
+    }
+    if (copy->body.length)
+        copy->body.data = copy->storage + ((uintptr_t)copy->body.data - from);
+    return copy;
+}
+
+PyObject *
+tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer)
+{
+    tg_answer *kept = NULL;
+    if (answer && (answer->field_count || answer->status)) {
+        kept = copy_answer(answer);
+        if (!kept)
+            return NULL;
+    }
     /* Where nothing was asked and nothing refused, the decision says that nothing limits. */
     PyObject *decision = judgement->decision.result_count == 0 && !judgement->decision.degraded && judgement->status == 0
                              ? tgpy_decision_unasked(state, NULL, 0)
                              : tgpy_decision_new(state, owner, &judgement->decision);
-    if (!decision)
-        return NULL;
-    tgpy_judgement *self = PyObject_New(tgpy_judgement, state->judgement_type);
+    tgpy_judgement *self = decision ? PyObject_New(tgpy_judgement, state->judgement_type) : NULL;
     if (!self) {
-        Py_DECREF(decision);
+        Py_XDECREF(decision);
+        PyMem_Free(kept);
         return NULL;
     }
     self->state = state;
@@ -33,6 +63,13 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     self->status = judgement->status;
     memcpy(self->policy, judgement->policy, sizeof self->policy);
     memcpy(self->missing, judgement->missing, sizeof self->missing);
+    memcpy(self->shadow_policy, judgement->shadow_policy, sizeof self->shadow_policy);
+    self->challenged = judgement->challenged;
+    self->shadow_denied = judgement->shadow_denied;
+    self->needs_body = judgement->needs_body;
+    self->settles = judgement->settles;
+    self->answered = answer != NULL;
+    self->answer = kept;
     return (PyObject *)self;
 }
 
@@ -41,22 +78,34 @@ judgement_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     Py_DECREF(of(self)->decision);
+    PyMem_Free(of(self)->answer);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
 /* ---- what a face reads ---- */
 
-static void
-make_answer(const tgpy_judgement *self, tg_answer *answer)
+/* What the client is told: kept, or made in `room`. */
+static const tg_answer *
+answer_of(const tgpy_judgement *self, tg_answer *room)
 {
+    if (self->answer)
+        return self->answer;
+    if (self->answered) {
+        room->status = 0;
+        room->field_count = 0;
+        room->body = (tg_text){ NULL, 0 };
+        return room;
+    }
     tg_judgement judgement;
     judgement.outcome = self->outcome;
     judgement.status = self->status;
     memcpy(judgement.policy, self->policy, sizeof judgement.policy);
     memcpy(judgement.missing, self->missing, sizeof judgement.missing);
+    judgement.challenged = judgement.shadow_denied = false;
     tgpy_decision_restore(self->decision, &judgement.decision);
-    tg_answer_make(&judgement, answer);
+    tg_answer_make(&judgement, room);
+    return room;
 }
 
 static PyObject *
@@ -65,6 +114,7 @@ get_outcome(PyObject *self, void *Py_UNUSED(closure))
     static const char *const words[] = {
         [TG_UNMATCHED] = "unmatched", [TG_ALLOWED] = "allowed",           [TG_DENIED] = "denied",
         [TG_FORBIDDEN] = "forbidden", [TG_UNIDENTIFIED] = "unidentified", [TG_UNAVAILABLE] = "unavailable",
+        [TG_EXEMPT] = "exempt",
     };
     return PyUnicode_FromString(words[of(self)->outcome]);
 }
@@ -122,11 +172,11 @@ static PyObject *
 list_fields(PyObject *object, bool text)
 {
     tgpy_judgement *self = of(object);
-    tg_answer answer;
-    make_answer(self, &answer);
-    PyObject *list = PyList_New((Py_ssize_t)answer.field_count);
-    for (size_t i = 0; list && i < answer.field_count; i++) {
-        const tg_field *field = &answer.fields[i];
+    tg_answer room;
+    const tg_answer *answer = answer_of(self, &room);
+    PyObject *list = PyList_New((Py_ssize_t)answer->field_count);
+    for (size_t i = 0; list && i < answer->field_count; i++) {
+        const tg_field *field = &answer->fields[i];
         PyObject *name = text ? tgpy_str(field->name) : lower_name(self->state, field->name);
         PyObject *value = text ? tgpy_str(field->value) : bytes_of(field->value);
         PyObject *pair = name && value ? PyTuple_New(2) : NULL;
@@ -164,9 +214,32 @@ get_fields_text(PyObject *self, void *Py_UNUSED(closure))
 static PyObject *
 get_body(PyObject *self, void *Py_UNUSED(closure))
 {
-    tg_answer answer;
-    make_answer(of(self), &answer);
-    return bytes_of(answer.body);
+    tg_answer room;
+    return bytes_of(answer_of(of(self), &room)->body);
+}
+
+static PyObject *
+get_challenged(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(of(self)->challenged);
+}
+
+static PyObject *
+get_shadow_policy(PyObject *self, void *Py_UNUSED(closure))
+{
+    return tgpy_str(tg_text_of(of(self)->shadow_denied ? of(self)->shadow_policy : ""));
+}
+
+static PyObject *
+get_needs_body(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(of(self)->needs_body);
+}
+
+static PyObject *
+get_settles(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(of(self)->settles);
 }
 
 static int
@@ -188,7 +261,7 @@ judgement_repr(PyObject *self)
 
 static PyGetSetDef judgement_getset[] = {
     { "outcome", get_outcome, NULL,
-      "\"unmatched\", \"allowed\", \"denied\", \"forbidden\", \"unidentified\" or \"unavailable\".", NULL },
+      "\"unmatched\", \"exempt\", \"allowed\", \"denied\", \"forbidden\", \"unidentified\" or \"unavailable\".", NULL },
     { "status", get_status, NULL, "0: let through; else the HTTP status of the refusal.", NULL },
     { "policy", get_policy, NULL, "The name of the policy or limiter whose rule is reported; empty when unmatched.", NULL },
     { "missing", get_missing, NULL, "When unidentified, the kind that is missing.", NULL },
@@ -199,6 +272,10 @@ static PyGetSetDef judgement_getset[] = {
       NULL },
     { "fields_text", get_fields_text, NULL, "The same as pairs of str, names in their usual case, for WSGI.", NULL },
     { "body", get_body, NULL, "The refusal's body; empty with status 0.", NULL },
+    { "challenged", get_challenged, NULL, "Over a limit of `mode: challenge`: let through, for you to ask for a proof.", NULL },
+    { "shadow_policy", get_shadow_policy, NULL, "The policy of `mode: shadow` that would have refused; else empty.", NULL },
+    { "needs_body", get_needs_body, NULL, "Let through so far: read the body and judge again with it and this as prior.", NULL },
+    { "settles", get_settles, NULL, "What it costs is known after the response: Gate.settle() is called then.", NULL },
     { NULL, NULL, NULL, NULL, NULL },
 };
 
@@ -349,9 +426,11 @@ unmatched(tgpy_state *state)
     judgement.status = 0;
     memset(judgement.policy, 0, sizeof judgement.policy);
     memset(judgement.missing, 0, sizeof judgement.missing);
+    judgement.shadow_policy[0] = '\0';
+    judgement.challenged = judgement.shadow_denied = judgement.needs_body = judgement.settles = false;
     judgement.decision.degraded = false;
     judgement.decision.result_count = 0;
-    return tgpy_judgement_new(state, NULL, &judgement);
+    return tgpy_judgement_new(state, NULL, &judgement, NULL);
 }
 
 /* Once a process: whoever lists trusted proxies should know that they are not what decides here. */
@@ -376,18 +455,20 @@ judge(tgpy_state *state, PyObject *owner, tg_gate *gate, tg_limiter *const *limi
     if (request->unjudged || (!gate && limiter_count == 0))
         return unmatched(state);
     tg_judgement judgement;
+    tg_answer answer;
     tg_error error;
     struct prior prior;
     PyObject *made = NULL;
     if (read_prior(state, options->prior, tgpy_owner_store(state, owner), &prior)) {
         PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(limiters[0]));
         const tg_status status =
-            gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &error)
+            gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &answer,
+                                 &error)
                  : tg_limiters_judge(limiters, limiter_count, &request->request, options->cost, prior.pointers, prior.count,
                                      &judgement, &error);
         tgpy_others_stop(thread);
         if (status == TG_OK)
-            made = tgpy_judgement_new(state, owner, &judgement);
+            made = tgpy_judgement_new(state, owner, &judgement, gate ? &answer : NULL);
         else
             tgpy_raise(state, &error, NULL);
     }

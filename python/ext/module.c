@@ -71,6 +71,11 @@ module_clear(PyObject *module)
     for (size_t i = 0; i < state->field_name_count; i++)
         Py_CLEAR(state->field_names[i]);
     state->field_name_count = 0;
+    for (size_t i = 0; i < TGPY_PAIRS_MAX; i++) {
+        state->pairs[i].name = NULL;
+        Py_CLEAR(state->pairs[i].lower);
+        Py_CLEAR(state->pairs[i].pair);
+    }
     return 0;
 }
 

@@ -1,5 +1,5 @@
-/* The fields of a request's judgements on the answer that goes out: what an ASGI face would do for every message in Python,
- * where it costs more than the decision itself.
+/* The fields of a request's judgements on the answer that goes out: what an ASGI face would do for every message in
+ * Python, where it costs more than the decision itself.
  * Must not enter: deciding, and which fields there are. */
 #include "ext.h"
 
@@ -23,7 +23,8 @@ shown_of(const tgpy_state *state, PyObject *judgements)
         }
         tgpy_judgement *judgement = (tgpy_judgement *)item;
         const tgpy_decision *decision = judgement->decision;
-        const bool tells = judgement->outcome != TG_UNMATCHED && !decision->degraded;
+        const bool tells = judgement->outcome != TG_UNMATCHED && judgement->outcome != TG_EXEMPT &&
+                           !decision->degraded;
         if (!shown || (tells && !telling) ||
             (tells && (decision->remaining < shown->decision->remaining ||
                        (decision->remaining == shown->decision->remaining &&
@@ -101,6 +102,85 @@ merge(PyObject *headers, tgpy_judgement *judgement)
     return merged;
 }
 
+/* ---- the common answer: let through, by an application that writes no such fields itself ---- */
+
+/* A new reference to (name, value). */
+static PyObject *
+pair_of(tgpy_pair *last, const tg_field *field)
+{
+    if (last->name == field->name.data && last->pair) {
+        PyObject *value = PyTuple_GetItem(last->pair, 1);
+        if ((size_t)PyBytes_Size(value) == field->value.length &&
+            memcmp(PyBytes_AsString(value), field->value.data, field->value.length) == 0)
+            return Py_NewRef(last->pair);
+    }
+    if (last->name != field->name.data) {
+        char lower[64];
+        const size_t length = field->name.length < sizeof lower ? field->name.length : sizeof lower;
+        for (size_t i = 0; i < length; i++) {
+            const char byte = field->name.data[i];
+            lower[i] = (char)(byte >= 'A' && byte <= 'Z' ? byte + ('a' - 'A') : byte);
+        }
+        PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
+        if (!made)
+            return NULL;
+        Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
+        Py_CLEAR(last->pair);
+        last->lower = made;
+        last->name = field->name.data;
+    }
+    PyObject *value = PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length);
+    PyObject *pair = value ? PyTuple_Pack(2, last->lower, value) : NULL;
+    Py_XDECREF(value);
+    if (pair) {
+        Py_XDECREF(last->pair);
+        last->pair = Py_NewRef(pair);
+    }
+    return pair;
+}
+
+static bool
+may_be_ours(PyObject *pair)
+{
+    tg_text name;
+    return !name_of(pair, &name) || (name.length >= 12 && (name.data[0] | 0x20) == 'x' && (name.data[1] == '-') &&
+                                     (name.data[2] | 0x20) == 'r');
+}
+
+/* As merge(), of a judgement that lets through and headers in a list. NULL without an exception: take the long way. */
+static PyObject *
+merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgement)
+{
+    const Py_ssize_t count = PyList_Size(headers);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (may_be_ours(PyList_GetItem(headers, i)))
+            return NULL;
+    tg_judgement read; /* only what an allowed answer tells of */
+    read.outcome = judgement->outcome;
+    read.status = 0;
+    read.missing[0] = '\0';
+    read.decision.degraded = judgement->decision->degraded;
+    read.decision.limit = judgement->decision->limit;
+    read.decision.remaining = judgement->decision->remaining;
+    read.decision.reset_after_us = judgement->decision->reset_after_us;
+    read.decision.retry_after_us = 0;
+    tg_answer answer;
+    tg_answer_make(&read, &answer);
+    if (answer.field_count > TGPY_PAIRS_MAX)
+        return NULL;
+    PyObject *merged = PyList_New(count + (Py_ssize_t)answer.field_count);
+    for (Py_ssize_t i = 0; merged && i < count; i++)
+        PyList_SetItem(merged, i, Py_NewRef(PyList_GetItem(headers, i)));
+    for (size_t i = 0; merged && i < answer.field_count; i++) {
+        PyObject *pair = pair_of(&state->pairs[i], &answer.fields[i]);
+        if (pair)
+            PyList_SetItem(merged, count + (Py_ssize_t)i, pair);
+        else
+            Py_CLEAR(merged);
+    }
+    return merged;
+}
+
 /* The messages that open an answer; an accepted WebSocket tells its client the numbers too. */
 static bool
 opens_answer(PyObject *type)
@@ -118,7 +198,7 @@ opens_answer(PyObject *type)
 /* A new reference to the message to send: the very same, or a copy with the fields. Applications may send one constant
  * message, and a response object may be sent twice, so neither the message nor its headers are changed. */
 static PyObject *
-with_fields(const tgpy_state *state, PyObject *judgements, PyObject *message)
+with_fields(tgpy_state *state, PyObject *judgements, PyObject *message)
 {
     if (!PyDict_Check(message) || PyList_Size(judgements) == 0)
         return Py_NewRef(message);
@@ -130,7 +210,11 @@ with_fields(const tgpy_state *state, PyObject *judgements, PyObject *message)
         return PyErr_Occurred() ? NULL : Py_NewRef(message);
     Py_INCREF((PyObject *)shown); /* reading the headers may run code that empties the list */
     PyObject *headers = PyDict_GetItemWithError(message, state->names[NAME_headers]);
-    PyObject *merged = headers || !PyErr_Occurred() ? merge(headers, shown) : NULL;
+    PyObject *merged = NULL;
+    if (headers && PyList_CheckExact(headers) && shown->status == 0)
+        merged = merge_common(state, headers, shown);
+    if (!merged && !PyErr_Occurred())
+        merged = merge(headers, shown);
     Py_DECREF((PyObject *)shown);
     PyObject *copy = merged ? PyDict_Copy(message) : NULL;
     if (copy && PyDict_SetItem(copy, state->names[NAME_headers], merged) != 0)
@@ -154,8 +238,8 @@ tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send)
 {
     /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
     static PyMethodDef definition = { "send", send_message, METH_O,
-                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens an "
-                                      "answer." };
+                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens "
+                                      "an answer." };
     PyObject *self = PyTuple_Pack(3, judgements, send, module);
     PyObject *bound = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
     Py_XDECREF(self);

@@ -23,11 +23,13 @@ from tidegate._core import (
     StoreError,
     __version__,
 )
+from tidegate._explain import Explanation, explain
 
 __all__ = [
     "ConfigError",
     "Decision",
     "Error",
+    "Explanation",
     "Gate",
     "IdentityError",
     "Judgement",
@@ -37,4 +39,5 @@ __all__ = [
     "RuleResult",
     "StoreError",
     "__version__",
+    "explain",
 ]

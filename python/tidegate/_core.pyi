@@ -159,7 +159,7 @@ class Judgement:
 
     def __bool__(self) -> bool: ...
     @property
-    def outcome(self) -> str: ...  # "unmatched" "allowed" "denied" "forbidden" "unidentified" "unavailable"
+    def outcome(self) -> str: ...  # "unmatched" "exempt" "allowed" "denied" "forbidden" "unidentified" "unavailable"
     @property
     def status(self) -> int: ...  # 0: let through
     @property
@@ -174,6 +174,14 @@ class Judgement:
     def fields_text(self) -> list[tuple[str, str]]: ...  # usual case, for WSGI
     @property
     def body(self) -> bytes: ...
+    @property
+    def challenged(self) -> bool: ...  # over a limit of `mode: challenge`: let through, for you to ask for a proof
+    @property
+    def shadow_policy(self) -> str: ...  # of `mode: shadow`, which would have refused; else empty
+    @property
+    def needs_body(self) -> bool: ...
+    @property
+    def settles(self) -> bool: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -187,6 +195,7 @@ class Gate:
         store: str | None = None,
         clock: ManualClock | None = None,
         timeout: float = 0.05,
+        look: bool = False,  # a table that is not there is not made: an empty one stands in
     ) -> Self: ...
     @property
     def generation(self) -> int: ...
@@ -194,6 +203,18 @@ class Gate:
     def enabled(self) -> bool: ...
     def reload(self) -> None: ...
     def names(self, kind: str, /) -> bool: ...
+    def explain_as(
+        self,
+        method: str,
+        path: str,
+        headers: tuple[tuple[_Part, ...], ...] = (),
+        peer: str | None = None,
+        host: str | None = None,
+        user: str | None = None,
+        route: str | None = None,
+        cost: int = 1,
+        json: bool = False,
+    ) -> str: ...
     def judge_asgi(
         self,
         scope: Mapping[str, Any],

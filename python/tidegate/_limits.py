@@ -129,9 +129,18 @@ class Limit:
             rules = rules_of_numbers(limit, window_seconds)
         if policy is not None:
             self._refuse_with_policy(
-                rules=rules, by=by, name=name, prefix=prefix, algorithm=algorithm, namespace=namespace,
-                trusted_proxies=trusted_proxies, client_header=client_header, user_header=user_header,
-                on_store_failure=on_store_failure, on_full=on_full, missing_identity=missing_identity,
+                rules=rules,
+                by=by,
+                name=name,
+                prefix=prefix,
+                algorithm=algorithm,
+                namespace=namespace,
+                trusted_proxies=trusted_proxies,
+                client_header=client_header,
+                user_header=user_header,
+                on_store_failure=on_store_failure,
+                on_full=on_full,
+                missing_identity=missing_identity,
             )
             # What the file's `by` needs is the file's to say: all that a face knows is given.
             self.by: list[str] = []

@@ -6,6 +6,7 @@ request charge an equal key once, and give back what they took when a later one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -20,8 +21,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SCOPE_KEY = "tidegate"
 
 
-# The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is made
-# for each request, and because the compiled part then knows that a send wrapper puts the fields on the answer.
+# The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is
+# made for each request, and because the compiled part then knows that a send wrapper puts the fields on the answer.
 RequestState = list[Judgement]
 
 
@@ -40,3 +41,9 @@ def refused(state: RequestState, judgement: Judgement) -> None:
             # The store has gone since it charged. The refusal stands; the trouble is logged where it began.
             pass
     state[:] = [judgement]
+
+
+def message_of(body: bytes) -> str:
+    """What a refusal's body says to people: `message`, in application/problem+json `detail`."""
+    said = json.loads(body)
+    return str(said.get("message", said.get("detail")))

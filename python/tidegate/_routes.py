@@ -59,7 +59,7 @@ class RouteTable:
         self.ready[id(key)] = template
 
     def match(self, path: str, method: str) -> str | None:
-        """The template that a path not yet routed will meet. Linear in the number of routes, as the router itself is."""
+        """The template that a path not yet routed will meet. Linear in the routes, as the router itself is."""
         partial = None
         for pattern, methods, template in self.ordered:
             if pattern.match(path):

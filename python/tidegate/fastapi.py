@@ -11,7 +11,6 @@ See docs/fastapi.md. Must not enter: addresses, keys, numbers; those are the com
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from starlette.requests import HTTPConnection
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, refused
+from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, message_of, refused
 from tidegate._routes import route_template
 from tidegate.asgi import (
     TidegateMiddleware,
@@ -42,15 +41,15 @@ User = str | int | None
 
 
 class RateLimited(HTTPException):
-    """A limit has refused the request. Its own handler answers with what every face of tidegate answers; register one for
-    this class, or for its status, to answer otherwise. `decision` holds the numbers."""
+    """A limit has refused the request. Its own handler answers with what every face of tidegate answers; register one
+    for this class, or for its status, to answer otherwise. `decision` holds the numbers."""
 
     def __init__(self, judgement: Judgement) -> None:
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
         fields = {name: value for name, value in judgement.fields_text if name != "Content-Type"}
-        super().__init__(judgement.status, str(json.loads(self.body)["message"]), fields)
+        super().__init__(judgement.status, message_of(self.body), fields)
 
 
 async def _answer(conn: HTTPConnection, error: Exception) -> Response | None:
@@ -136,7 +135,9 @@ class RateLimit:
             return got
         return await self._otherwise(conn, response, user, got)
 
-    async def _otherwise(self, conn: HTTPConnection, response: Response, user: Any, judgement: Judgement | None) -> Decision:
+    async def _otherwise(
+        self, conn: HTTPConnection, response: Response, user: Any, judgement: Judgement | None
+    ) -> Decision:
         """Whatever is not simply let through."""
         if not self._enabled:
             return self._unasked()
@@ -223,8 +224,8 @@ def rate_limit(
     user     callable -> the user's id or None: takes the connection, or whatever FastAPI can inject
 
     The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
-    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in whole
-    seconds, rounded up (RFC 9110 10.2.3).
+    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
+    whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
@@ -295,8 +296,8 @@ def install(
 
 
 class _Build:
-    """Stands for build_middleware_stack: what add_middleware puts in place is still inside ServerErrorMiddleware, and so
-    would miss the answers to unhandled errors."""
+    """Stands for build_middleware_stack: what add_middleware puts in place is still inside ServerErrorMiddleware, and
+    so would miss the answers to unhandled errors."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build

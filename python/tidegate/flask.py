@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, Needs, user_text
-from tidegate._request_state import RequestState, refused
+from tidegate._request_state import RequestState, message_of, refused
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -47,7 +46,7 @@ class RateLimited(HTTPException):
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
-        super().__init__(str(json.loads(self.body)["message"]))
+        super().__init__(message_of(self.body))
         self.code = judgement.status
 
     def get_body(self, environ: Any = None, scope: Any = None) -> str:
@@ -144,8 +143,8 @@ def _settle(judgement: Judgement, state: RequestState) -> None:
 
 
 class RateLimit:
-    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own, such as
-    `blueprint.before_request(limit.check)`.
+    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own,
+    such as `blueprint.before_request(limit.check)`.
 
     enabled   set it to False and it lets everything through without asking the store
     """
@@ -274,8 +273,8 @@ def rate_limit(
     user     callable() -> the user's id or None; without it Flask-Login's user, else g.user
 
     The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
-    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in whole
-    seconds, rounded up (RFC 9110 10.2.3).
+    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
+    whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
@@ -325,7 +324,9 @@ class Tidegate:
         enabled: bool | None = None,
     ) -> None:
         self.enabled = True
-        self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        self.gate = (
+            Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
+        )
         self._needs: Needs | None = None
         self.limit: Limit | None = None
         if default is not None or limit is not None or window_seconds is not None:

@@ -31,7 +31,7 @@ main(int argument_count, char **arguments)
         .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of(arguments[3])
     };
     tg__table_hook = stop_under_the_lock;
-    const tg_status status = tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, &error);
+    const tg_status status = tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, &error);
     tg_gate_close(gate);
     return status == TG_OK && judgement.outcome == TG_ALLOWED ? 0 : 1;
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from client import ask
+from client import AUTHORIZER, ask
 from fcgi_daemon import RULES, Daemon, wait_for
 
 
@@ -145,16 +145,16 @@ def test_a_socket_file_that_is_somebody_elses_by_now_is_not_removed(start: Calla
     assert ask(second.address, uri="/big").status == 200
 
 
-def test_tcp_on_loopback_is_served(start: Callable[..., Daemon]) -> None:
+def test_tcp_on_loopback_is_served_to_authorizers(start: Callable[..., Daemon]) -> None:
     daemon = start(RULES, listen="tcp:127.0.0.1:0")
-    assert ask(daemon.address, uri="/big").status == 200
+    assert ask(daemon.address, uri="/big", role=AUTHORIZER).status == 200
 
 
 def test_a_tcp_port_in_use_is_one_line_and_exit_1(start: Callable[..., Daemon], program: Path, rules: str) -> None:
     daemon = start(RULES, listen="tcp:127.0.0.1:0")
     second = run(program, "--config", rules, "--listen", daemon.address)
     assert (second.returncode, second.stderr.count("\n")) == (1, 1)
-    assert ask(daemon.address, uri="/big").status == 200
+    assert ask(daemon.address, uri="/big", role=AUTHORIZER).status == 200
 
 
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:9410", "tcp:192.0.2.1:9410", "tcp:[::]:9410"])
@@ -210,10 +210,10 @@ def test_a_listening_socket_handed_over_as_descriptor_0_is_served_and_left_open(
             address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
         listener.listen()
         first = start(RULES, listen="", stdin=listener)
-        assert ask(address, uri="/big").status == 200
+        assert ask(address, uri="/big", role=AUTHORIZER).status == 200
         assert first.stop() == 0
         start(RULES, listen="", stdin=listener)
-        assert ask(address, uri="/big").status == 200
+        assert ask(address, uri="/big", role=AUTHORIZER).status == 200
 
 
 def test_an_inherited_socket_beyond_loopback_is_refused(program: Path, rules: str) -> None:

@@ -81,10 +81,19 @@ run(const uint8_t *data, size_t length, const uint8_t *splits, size_t split_coun
                 require(used == part);
                 break;
             }
+            if (event.kind == FCGI_EVENT_STREAM) { /* how it is cut depends on the split; its bytes do not */
+                require(event.request == kept && event.request->streams);
+                require(event.length == 0 || (event.data >= copy && event.data + event.length <= copy + part));
+                if (event.length == 0)
+                    tell(&told, &event.type, sizeof event.type);
+                tell(&told, event.data, event.length);
+                continue;
+            }
             told.events++;
             tell(&told, &event.kind, sizeof event.kind);
             switch (event.kind) {
             case FCGI_EVENT_MORE:
+            case FCGI_EVENT_STREAM:
                 break;
             case FCGI_EVENT_READY:
             case FCGI_EVENT_TOO_LARGE:
@@ -99,7 +108,7 @@ run(const uint8_t *data, size_t length, const uint8_t *splits, size_t split_coun
                     kept = NULL;
                 }
                 if (keep && event.kind == FCGI_EVENT_READY)
-                    kept = event.request;
+                    kept = event.request, kept->streams = true;
                 else
                     fcgi_session_finish(&session, event.request);
                 break;

@@ -360,7 +360,9 @@ def test_a_reload_takes_the_new_rules_and_keeps_what_was_used(setting: Setting) 
     assert statuses(client, "/api/x", 1) == [429]
 
 
-def test_a_peer_that_uvicorn_has_replaced_is_not_walked_again(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_uvicorn_has_replaced_is_not_walked_again(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
     setting.path.write_text(
         f'store: {setting.store}\ntrusted_proxies: ["127.0.0.1", "203.0.113.0/24"]\n'
         "policies:\n  - {name: api, match: {path: '/api/*'}, rules: 1/minute}\n"
@@ -412,7 +414,9 @@ def test_nobody_is_asked_for_a_user_whom_no_policy_counts_until_a_reload_does(se
     client = TestClient(TidegateMiddleware(hello, gate=gate, user=user))
     assert statuses(client, "/", 1) == [200] and asked == []
     assert [gate.names(kind) for kind in ("ip", "user", "route", "header:")] == [True, False, False, False]
-    setting.path.write_text(f"store: {setting.store}\npolicies:\n  - {{name: a, rules: 1/minute, by: 'user|header:X'}}\n")
+    setting.path.write_text(
+        f"store: {setting.store}\npolicies:\n  - {{name: a, rules: 1/minute, by: 'user|header:X'}}\n"
+    )
     gate.reload()
     assert [gate.names(kind) for kind in ("ip", "user", "route", "header:")] == [False, True, False, True]
     assert statuses(client, "/", 2) == [200, 429] and len(asked) == 2

@@ -1,8 +1,7 @@
 """A log replayed through the middleware with the log's times: each decision is the reference's.
 
-The log, its rules and the reference's answers are those of tests/fcgi/test_replay.py, which asks the same of nginx and the
-daemon. `TIDEGATE_ACCESS_LOG` names a real log in the combined format to replay that too.
-"""
+The log, its rules and the reference's answers are those of tests/fcgi/test_replay.py, which asks the same of nginx
+and the daemon. `TIDEGATE_ACCESS_LOG` names a real log in the combined format to replay that too. """
 
 import asyncio
 import sys
@@ -24,7 +23,7 @@ from test_replay import (  # type: ignore[import-not-found]  # noqa: E402
     LOGS,
     RULES,
     made_up_log,
-    policy_of,
+    policies_of,
     real_log,
     whole_seconds,
 )
@@ -49,7 +48,8 @@ async def ask(app: TidegateMiddleware, client: str, method: str, target: str) ->
     path, _, query = target.partition("?")
     scope = {
         "type": "http", "method": method, "path": unquote(path, errors="replace"), "raw_path": path.encode(),
-        "query_string": query.encode(), "headers": [(b"x-forwarded-for", client.encode())], "client": ("127.0.0.1", 40000),
+        "query_string": query.encode(), "headers": [(b"x-forwarded-for", client.encode())],
+        "client": ("127.0.0.1", 40000),
     }  # fmt: skip
     await app(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])
@@ -70,17 +70,18 @@ def test_a_log_replayed_through_the_middleware_gives_the_decisions_of_the_refere
         for number, (now_us, client, method, target) in enumerate(entries):
             clock.now_us = now_us
             status, fields = await ask(app, client, method, target)
-            policy = policy_of(target)
-            decision, _ = table.hit([(rule, (policy, client)) for rule in EXPECTED[policy]], now_us)
+            policies = policies_of(target)
+            targets = [(rule, (policy, client)) for policy in policies for rule in EXPECTED[policy]]
+            decision, _ = table.hit(targets, now_us)
             expected = {
-                b"x-ratelimit-limit": EXPECTED[policy][decision.reported].limit,
+                b"x-ratelimit-limit": targets[decision.reported][0].limit,
                 b"x-ratelimit-remaining": decision.remaining,
                 b"x-ratelimit-reset": whole_seconds(decision.reset_after_us),
             }
             if not decision.allowed:
                 expected[b"retry-after"] = max(1, whole_seconds(decision.retry_after_us or 0))
             got = {name: int(value) for name, value in fields.items() if name in {*expected, b"retry-after"}}
-            where = f"entry {number}: {now_us} {client} {method} {target} ({policy})"
+            where = f"entry {number}: {now_us} {client} {method} {target} ({policies})"
             assert (status, got) == (200 if decision.allowed else 429, expected), where
             refused += not decision.allowed
         return refused

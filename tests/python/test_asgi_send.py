@@ -36,7 +36,9 @@ def test_what_opens_an_answer_goes_out_as_a_copy_with_the_fields(kind: str) -> N
     assert message["headers"] == ((b"content-type", b"text/plain"),)
 
 
-@pytest.mark.parametrize("kind", ["http.response.body", "http.response.trailer", "websocket.send", "http.response.push"])
+@pytest.mark.parametrize(
+    "kind", ["http.response.body", "http.response.trailer", "websocket.send", "http.response.push"]
+)
 def test_any_other_message_goes_out_as_it_is(kind: str) -> None:
     message = {"type": kind}
     assert sent_through([judged("5/minute")], message) is message
@@ -54,7 +56,12 @@ def test_a_message_without_headers_gets_them() -> None:
 
 def test_fields_of_the_same_name_in_any_case_are_replaced_and_others_stay() -> None:
     judgement = judged("5/minute")
-    headers = [[b"X-RateLimit-Limit", b"upstream"], (b"retry-after", b"9"), (b"x-ratelimit-remaining", b"77"), (b"x", b"y")]
+    headers = [
+        [b"X-RateLimit-Limit", b"upstream"],
+        (b"retry-after", b"9"),
+        (b"x-ratelimit-remaining", b"77"),
+        (b"x", b"y"),
+    ]
     out = sent_through([judgement], {"type": "http.response.start", "headers": headers})
     assert out["headers"] == [(b"retry-after", b"9"), (b"x", b"y"), *judgement.fields]
 

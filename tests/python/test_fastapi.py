@@ -1,4 +1,5 @@
-"""rate_limit(...) and user_rate_limit(...) as dependencies, install(app): what a client of a FastAPI application sees."""
+"""rate_limit(...) and user_rate_limit(...) as dependencies, install(app): what a client of a FastAPI application
+sees."""
 
 import json
 import uuid
@@ -154,7 +155,9 @@ def test_an_application_wide_limit_is_charged_once_beside_the_limit_of_a_route(l
     app = FastAPI(dependencies=[Depends(wide)])
 
     @app.get("/")
-    async def root(of_route: Annotated[Decision, Depends(narrow)], of_app: Annotated[Decision, Depends(wide)]) -> list[int]:
+    async def root(
+        of_route: Annotated[Decision, Depends(narrow)], of_app: Annotated[Decision, Depends(wide)]
+    ) -> list[int]:
         return [of_app.remaining, of_route.remaining]
 
     client = TestClient(app)
@@ -385,10 +388,13 @@ def build_of_every_kind(dependency: RateLimit, folder: Path) -> FastAPI:
     ("path", "status"),
     [
         ("/dict", 200), ("/model", 200), ("/none", 200), ("/str", 200), ("/own", 200), ("/empty", 204),
-        ("/redirect", 307), ("/stream", 200), ("/file", 200), ("/http-error", 409), ("/error", 500), ("/invalid/x", 422),
+        ("/redirect", 307), ("/stream", 200), ("/file", 200), ("/http-error", 409), ("/error", 500),
+        ("/invalid/x", 422),
     ],
 )  # fmt: skip
-def test_with_install_every_answer_carries_the_fields_once(limit: Setting, tmp_path: Path, path: str, status: int) -> None:
+def test_with_install_every_answer_carries_the_fields_once(
+    limit: Setting, tmp_path: Path, path: str, status: int
+) -> None:
     app = build_of_every_kind(limit("10/minute"), tmp_path)
     install(app)
     client = TestClient(app, raise_server_exceptions=False, follow_redirects=False)
@@ -399,7 +405,9 @@ def test_with_install_every_answer_carries_the_fields_once(limit: Setting, tmp_p
     assert len(values[2]) == 1 and 0 < int(values[2][0]) <= 60
 
 
-def test_without_install_answers_that_fastapi_builds_and_refusals_carry_the_fields(limit: Setting, tmp_path: Path) -> None:
+def test_without_install_answers_that_fastapi_builds_and_refusals_carry_the_fields(
+    limit: Setting, tmp_path: Path
+) -> None:
     app = build_of_every_kind(limit("1/minute"), tmp_path)
     client = TestClient(app)
     for path in ("/dict", "/model", "/none", "/str", "/empty"):
@@ -598,7 +606,9 @@ def test_user_rate_limit_counts_each_user_and_answers_401_without_one(limit: Set
     app = FastAPI()
     app.add_middleware(AuthenticationMiddleware, backend=ByHeader())
 
-    @app.get("/me", dependencies=[Depends(user_rate_limit(limit=2, window_seconds=60, store=limit.store, clock=limit.clock))])
+    @app.get(
+        "/me", dependencies=[Depends(user_rate_limit(limit=2, window_seconds=60, store=limit.store, clock=limit.clock))]
+    )
     async def me() -> str:
         return "ok"
 

@@ -24,7 +24,11 @@ def port(tmp_path: Path) -> Iterator[int]:
     command = [sys.executable, "-m", "uvicorn", "--workers", "2", "--app-dir", str(EXAMPLE), "app:app"]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(
-            [*command, "--fd", str(listener.fileno())], pass_fds=[listener.fileno()], env=environment, stdout=log, stderr=log
+            [*command, "--fd", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env=environment,
+            stdout=log,
+            stderr=log,
         )
     try:
         number = listener.getsockname()[1]

@@ -1,5 +1,5 @@
-"""FastAPI under a real uvicorn: what only a server does. WebSocket handshakes on the wire, forwarded addresses that it puts
-in the peer's place, streams."""
+"""FastAPI under a real uvicorn: what only a server does. WebSocket handshakes on the wire, forwarded addresses that
+it puts in the peer's place, streams."""
 
 import http.client
 import json
@@ -53,7 +53,8 @@ class Server:
         descriptor = self.listener.fileno()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--fd", str(descriptor), *options, "served:app"],
+                [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--fd", str(descriptor), *options,
+                 "served:app"],
                 pass_fds=[descriptor], env=environment, stdout=log, stderr=log,
             )  # fmt: skip
         deadline = time.monotonic() + 60
@@ -118,7 +119,8 @@ def test_an_address_that_uvicorn_has_put_in_the_peers_place_is_the_client_and_is
     serve: Callable[..., Server],
 ) -> None:
     server = serve()
-    # uvicorn stops at 203.0.113.9, which it does not trust. Walked again, what a client wrote before it would be believed.
+    # uvicorn stops at 203.0.113.9, which it does not trust. Walked again, what a client wrote before it would be
+    # believed.
     forged = [server.ask("/", X_Forwarded_For=f"198.51.100.{number}, 203.0.113.9")[0] for number in range(4)]
     assert forged == [200, 200, 429, 429]
     assert server.ask("/", X_Forwarded_For="203.0.113.10")[0] == 200

@@ -415,7 +415,9 @@ def test_a_refusal_is_429_with_the_fields_and_body_of_every_face(app: Flask, lim
         ("/abort", 409), ("/error", 500), ("/nowhere", 404),
     ],
 )  # fmt: skip
-def test_every_answer_carries_the_fields_once(app: Flask, limit: Setting, tmp_path: Path, path: str, status: int) -> None:
+def test_every_answer_carries_the_fields_once(
+    app: Flask, limit: Setting, tmp_path: Path, path: str, status: int
+) -> None:
     limit.gate(app, default="10/minute")
     file = tmp_path / "file.txt"
     file.write_text("content")
@@ -455,7 +457,9 @@ def test_other_refusals_are_the_exception_of_their_status(app: Flask, limit: Set
     app.errorhandler(401)(lambda error: ("sign in", 401))
     app.errorhandler(RateLimited)(lambda error: (f"refused {error.code}", error.code))
     app.add_url_rule("/user", "user", limit("1/minute", by="user")(lambda: "ok"))
-    app.add_url_rule("/key", "key", limit("1/minute", by="header:X-Api-Key", missing_identity="reject 400")(lambda: "ok"))
+    app.add_url_rule(
+        "/key", "key", limit("1/minute", by="header:X-Api-Key", missing_identity="reject 400")(lambda: "ok")
+    )
     app.add_url_rule("/never", "never", limit("deny")(lambda: "ok"))
     client = app.test_client()
     assert [client.get(path).status_code for path in ("/user", "/key", "/never")] == [401, 400, 403]

@@ -38,10 +38,7 @@ tg__boot_now_us(void)
 /* ---- who we are ---- */
 
 /* The page is wiped in every forked child, whichever way it was forked (pthread_atfork knows only fork(3)). */
-static struct {
-    _Atomic uint64_t *word; /* 0: find out */
-    uint64_t namespace_hash;
-} self_page;
+_Atomic(_Atomic uint64_t *) tg__lock_self_word; /* *word is 0: find out */
 static pthread_once_t self_once = PTHREAD_ONCE_INIT;
 
 /* Reads /proc/PID/stat ("self" for pid 0). The name in brackets may hold anything, so fields are counted from its
@@ -113,21 +110,18 @@ self_prepare(void)
         munmap(memory, (size_t)page); /* A kernel before 4.14: found out anew at each hit, slow but right. */
         return;
     }
-    self_page.word = memory;
+    atomic_store_explicit(&tg__lock_self_word, memory, memory_order_release);
 }
 
 uint64_t
-tg__lock_self(void)
+tg__lock_self_find(void)
 {
     pthread_once(&self_once, self_prepare);
-    if (!self_page.word)
-        return self_find();
-    uint64_t word = atomic_load_explicit(self_page.word, memory_order_relaxed);
-    if (__builtin_expect(word == 0, 0)) {
-        word = self_find();
-        atomic_store_explicit(self_page.word, word, memory_order_relaxed);
-    }
-    return word;
+    _Atomic uint64_t *const word = atomic_load_explicit(&tg__lock_self_word, memory_order_acquire);
+    const uint64_t self = self_find();
+    if (word)
+        atomic_store_explicit(word, self, memory_order_relaxed);
+    return self;
 }
 
 /* ---- judging a holder ---- */

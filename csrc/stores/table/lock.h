@@ -21,7 +21,7 @@ typedef enum tg_lock_outcome {
 } tg_lock_outcome;
 
 /* This process as a holder's word; right in a forked child too. */
-uint64_t tg__lock_self(void);
+static inline uint64_t tg__lock_self(void);
 /* CLOCK_BOOTTIME. */
 uint64_t tg__boot_now_us(void);
 
@@ -31,20 +31,45 @@ uint64_t tg__boot_now_us(void);
 tg_lock_outcome tg__lock_wait(tg_segment *segment, uint64_t self, uint64_t timeout_us);
 void tg__lock_wake(tg_segment *segment);
 
+/* Where lock.c keeps this process's word once it is known; wiped in a forked child. */
+extern _Atomic(_Atomic uint64_t *) tg__lock_self_word __attribute__((visibility("hidden")));
+uint64_t tg__lock_self_find(void);
+
+static inline uint64_t
+tg__lock_self(void)
+{
+    const _Atomic uint64_t *const word = atomic_load_explicit(&tg__lock_self_word, memory_order_acquire);
+    const uint64_t self = __builtin_expect(word != NULL, 1) ? atomic_load_explicit(word, memory_order_relaxed) : 0;
+    return __builtin_expect(self != 0, 1) ? self : tg__lock_self_find();
+}
+
+static inline void
+tg__lock_count_holder(tg_segment *segment)
+{
+    const uint64_t generation = atomic_load_explicit(&segment->generation, memory_order_relaxed);
+    atomic_store_explicit(&segment->generation, generation + 1, memory_order_relaxed);
+}
+
+/* Takes the lock if it is free. */
+static inline bool
+tg__lock_try(tg_segment *segment, uint64_t self)
+{
+    uint64_t expected = 0;
+    if (!atomic_compare_exchange_strong_explicit(&segment->lock, &expected, self, memory_order_acquire,
+                                                 memory_order_relaxed))
+        return false;
+    tg__lock_count_holder(segment);
+    return true;
+}
+
 static inline tg_lock_outcome
 tg__lock_take(tg_segment *segment, uint64_t self, uint64_t timeout_us)
 {
-    uint64_t expected = 0;
-    tg_lock_outcome outcome = TG_LOCK_TAKEN;
-    if (__builtin_expect(!atomic_compare_exchange_strong_explicit(&segment->lock, &expected, self, memory_order_acquire,
-                                                                  memory_order_relaxed),
-                         0)) {
-        outcome = tg__lock_wait(segment, self, timeout_us);
-        if (outcome == TG_LOCK_TIMEOUT)
-            return outcome;
-    }
-    const uint64_t generation = atomic_load_explicit(&segment->generation, memory_order_relaxed);
-    atomic_store_explicit(&segment->generation, generation + 1, memory_order_relaxed);
+    if (__builtin_expect(tg__lock_try(segment, self), 1))
+        return TG_LOCK_TAKEN;
+    const tg_lock_outcome outcome = tg__lock_wait(segment, self, timeout_us);
+    if (outcome != TG_LOCK_TIMEOUT)
+        tg__lock_count_holder(segment);
     return outcome;
 }
 

@@ -327,9 +327,17 @@ squeeze(const tg_area *area, tg_log *log, const tg_log_change *change)
     if (at.count == 1) {
         /* One word at the end of a full block: with the entry before it there is place for two. */
         uint32_t block = at.at[0].block, word = at.at[0].word;
-        if (log->words < 2 || !step_back(area, &block, &word))
-            return false;
         const uint32_t last_word = at.at[0].word;
+        if (log->words < 2) {
+            /* The only one: the place before it in its block is nobody's, or that of a hit that has expired. */
+            log->first_word--;
+            log->words = 2;
+            replace(area, block, last_word - 1, TG_WORD_COST | cost);
+            replace(area, block, last_word, time);
+            return true;
+        }
+        if (!step_back(area, &block, &word))
+            return false;
         const tail before = tail_at(area, block, word, log->words - 1, now_us);
         cost += before.entry.cost;
         if (before.count == 1) {
@@ -346,10 +354,9 @@ squeeze(const tg_area *area, tg_log *log, const tg_log_change *change)
 }
 
 bool
-tg__log_squeezes(const tg_log *log, const tg_log_change *change)
+tg__log_squeezes(const tg_log *log)
 {
-    return log->first != TG_BLOCK_NONE &&
-           (log->words != 1 || log->first_word + 1u < TG_BLOCK_WORDS || change->expired_entries > 0);
+    return log->first != TG_BLOCK_NONE;
 }
 
 bool

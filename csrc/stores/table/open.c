@@ -668,6 +668,11 @@ tg__map_open(const tg_place *place, tg_map **map, tg_error *error)
             if (seen != FILE_OTHER_BOOT)
                 break;
         }
+        if (place->existing) {
+            status = tg__error_system(error, TG_E_SYSTEM, ENOENT, "%s: no table yet, nothing has been counted there",
+                                      place->path);
+            break;
+        }
         if (folder == -1) {
             /* The first look was without the lock. With it, look again: somebody may have made it meanwhile. */
             folder_make(place);

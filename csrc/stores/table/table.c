@@ -1,5 +1,5 @@
 /* The table as a store: one call decides over all its targets under the locks of their segments, writes all or none.
- * Order of a call: hash; locks, ascending; the clock; find and place; decide; write with undo; release.
+ * Order of a call: the clock; hash; locks, ascending; find and place; decide; write with undo; release.
  * Must not enter: arithmetic of an algorithm, how a log's words lie (log.c), how a file is found (open.c). */
 #include "table.h"
 
@@ -11,6 +11,10 @@
 #define FULL_RETRY_US UINT64_C(1000000) /* when even the overflow buckets are full, or on_full is closed */
 #define RECLAIM_ENTRIES 512u            /* entries looked at for blocks to take back, per call: some microseconds */
 #define NO_INDEX UINT32_MAX
+
+/* What a call with one target, the most by far, goes through: compiled for it alone (table_apply), so that no loop and
+ * no question about other targets is left in it. Such functions take the count as an argument of its own. */
+#define ON_HIT_PATH static inline __attribute__((always_inline))
 
 #ifdef TG_TEST_HOOKS
 void (*tg__table_hook)(const char *step);
@@ -43,6 +47,7 @@ typedef struct plan {
     uint64_t identity_key[2];
     uint64_t key[2];
     const tg_rule *rule;
+    const tg_target *target;
     uint64_t now_us; /* on the rule's clock */
     int64_t offset_us;
     tg_area area;
@@ -52,6 +57,7 @@ typedef struct plan {
     kind kind;
     bool bucket;  /* an overflow bucket */
     bool squeeze; /* the log has to do with the blocks it has */
+    bool charges; /* set by decide(): an admitted call takes units here */
     union {
         tg_state state;
         tg_log log;
@@ -61,7 +67,7 @@ typedef struct plan {
         tg_log_change change;
     };
     tg_verdict verdict;
-    tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken */
+    tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken; only set where call.loosened */
     tg_rule coarse;    /* the rule of an overflow bucket's log */
 } plan;
 
@@ -74,6 +80,8 @@ typedef struct call {
     uint64_t self;
     uint64_t segments; /* one bit each */
     uint64_t now_us;
+    bool waited;   /* for a lock: the time that was read is no longer the time */
+    bool loosened; /* some plan's `loose` is set */
 } call;
 
 static inline bool
@@ -84,45 +92,53 @@ is_log(const plan *at)
 
 /* ---- keys ---- */
 
+ON_HIT_PATH void
+hash_identity(const call *now, size_t i)
+{
+    const tg_identity *const identity = now->targets[i].identity;
+    plan *const at = &now->plans[i];
+    for (size_t j = i; j-- > 0;)
+        if (now->targets[j].identity == identity) {
+            at->identity_key[0] = now->plans[j].identity_key[0];
+            at->identity_key[1] = now->plans[j].identity_key[1];
+            return;
+        }
+    crypto_shorthash_siphashx24((unsigned char *)at->identity_key, identity->bytes, identity->length,
+                                now->map->hash_key);
+}
+
 /* The segment comes from the identity alone, so that all rules of one identity share one lock; the set also from the
  * rule. */
-static void
-make_keys(call *now)
+ON_HIT_PATH void
+make_keys(call *now, size_t count)
 {
-    const tg_map *const map = now->map;
-    now->segments = 0;
-    for (size_t i = 0; i < now->count; i++) {
+    const uint32_t segment_mask = now->map->segment_count - 1;
+    uint64_t segments = 0;
+    for (size_t i = 0; i < count; i++) {
         const tg_target *const target = &now->targets[i];
+        const tg_rule *const rule = target->rule;
         plan *const at = &now->plans[i];
-        size_t known = i;
-        for (size_t j = i; j-- > 0 && known == i;)
-            if (now->targets[j].identity == target->identity)
-                known = j;
-        if (known < i) {
-            memcpy(at->identity_key, now->plans[known].identity_key, sizeof at->identity_key);
-        } else {
-            crypto_shorthash_siphashx24((unsigned char *)at->identity_key, target->identity->bytes,
-                                        target->identity->length, map->hash_key);
-        }
+        hash_identity(now, i);
         uint64_t scope[2], low = at->identity_key[0], high = at->identity_key[1];
         /* The hash was stored in two halves a moment ago: loaded as one, it would have to wait for both to leave. */
         __asm__("" : "+r"(low), "+r"(high));
-        memcpy(scope, target->rule->scope, sizeof scope);
+        memcpy(scope, rule->scope, sizeof scope);
         at->key[0] = low ^ scope[0];
         at->key[1] = high ^ scope[1];
-        at->segment = (uint32_t)(low >> 58) & (map->segment_count - 1);
-        at->rule = target->rule;
+        at->segment = (uint32_t)(low >> 58) & segment_mask;
+        at->rule = rule;
+        at->target = target;
         at->leader = (uint32_t)i;
         at->bucket = at->squeeze = false;
-        at->loose[0].count = at->loose[1].count = 0;
-        if (at->rule->algorithm != TG_DENY)
-            now->segments |= UINT64_C(1) << at->segment;
+        if (rule->algorithm != TG_DENY)
+            segments |= UINT64_C(1) << at->segment;
     }
+    now->segments = segments;
 }
 
 /* ---- locks ---- */
 
-static void
+static inline void
 release(const call *now, uint64_t segments)
 {
     while (segments) {
@@ -132,47 +148,68 @@ release(const call *now, uint64_t segments)
     }
 }
 
-/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
-static bool
-take(const call *now)
+/* A lock that is not free at once. False: nothing is held any more. */
+static __attribute__((noinline)) bool
+take_held(call *now, uint32_t index)
 {
-    uint64_t left = now->segments;
-    while (left) {
+    const tg_area area = tg__map_area(now->map, index);
+    now->waited = true;
+    const tg_lock_outcome outcome = tg__lock_take(area.segment, now->self, now->table->timeout_us);
+    if (outcome == TG_LOCK_TIMEOUT) {
+        release(now, now->segments & ((UINT64_C(1) << index) - 1));
+        atomic_fetch_add_explicit(&tg__map_header(now->map)->timeouts, 1, memory_order_relaxed);
+        return false;
+    }
+    if (outcome == TG_LOCK_INHERITED) {
+        TG_STEP("lock inherited");
+        tg__segment_recover(&area);
+    }
+    return true;
+}
+
+/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
+ON_HIT_PATH bool
+take(call *now)
+{
+    for (uint64_t left = now->segments; left; left &= left - 1) {
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
-        const tg_area area = tg__map_area(now->map, index);
-        const tg_lock_outcome outcome = tg__lock_take(area.segment, now->self, now->table->timeout_us);
-        if (__builtin_expect(outcome != TG_LOCK_TAKEN, 0)) {
-            if (outcome == TG_LOCK_TIMEOUT) {
-                release(now, now->segments & ((UINT64_C(1) << index) - 1));
-                atomic_fetch_add_explicit(&tg__map_header(now->map)->timeouts, 1, memory_order_relaxed);
-                return false;
-            }
-            TG_STEP("lock inherited");
-            tg__segment_recover(&area);
-        }
-        left &= left - 1;
+        tg_segment *const segment = tg__map_area(now->map, index).segment;
+        if (__builtin_expect(!tg__lock_try(segment, now->self), 0) && !take_held(now, index))
+            return false;
     }
     TG_STEP("locks taken");
     return true;
 }
 
-/* Takes all locks of a call on the mapping in force, and the time. */
-static tg_status
+/* Takes all locks of a call on the mapping in force, and the time.
+ *
+ * The time is read before the hash because a reading waits for all that stands before it and holds up little that comes
+ * after: 6 ns of a hit. It lies within the call either way, and what another call wrote meanwhile under a later time
+ * counts as now (the clock that goes back). Behind a held lock it is read again. */
+ON_HIT_PATH tg_status
 begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *plans, tg_error *error)
 {
-    *now = (call){ .table = table, .targets = targets, .plans = plans, .count = count, .self = tg__lock_self() };
+    now->table = table;
+    now->targets = targets;
+    now->plans = plans;
+    now->count = count;
+    now->waited = now->loosened = false;
+    now->now_us = tg__table_now(table);
+    now->self = tg__lock_self();
     for (;;) {
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
-        make_keys(now);
-        if (!take(now))
+        make_keys(now, count);
+        if (__builtin_expect(!take(now), 0))
             return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped, or did not move in time",
                              table->place.name);
         /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
         if (__builtin_expect(atomic_load_explicit(&table->map, memory_order_relaxed) == now->map, 1))
             break;
         release(now, now->segments);
+        now->waited = true;
     }
-    now->now_us = tg__table_now(table);
+    if (__builtin_expect(now->waited, 0))
+        now->now_us = tg__table_now(table);
     return TG_OK;
 }
 
@@ -201,18 +238,26 @@ holds(const tg_entry *entry, const plan *at)
     return entry->key[0] == at->key[0] && entry->key[1] == at->key[1] && (entry->flags & TG_ENTRY_USED);
 }
 
-static inline uint32_t
+static __attribute__((noinline)) uint32_t
+find_in_sets(const plan *at)
+{
+    const sets in = sets_of(at);
+    /* Where another rule of the same identities lives in the first set, all of this one's are here. */
+    if (holds(&at->area.entries[in.first[1] + in.home], at))
+        return in.first[1] + in.home;
+    for (unsigned s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
+            if (holds(&at->area.entries[in.first[s] + i], at))
+                return in.first[s] + i;
+    return NO_INDEX;
+}
+
+ON_HIT_PATH uint32_t
 find(const plan *at)
 {
     const sets in = sets_of(at);
-    const tg_entry *const entries = at->area.entries;
-    if (__builtin_expect(holds(&entries[in.first[0] + in.home], at), 1))
-        return in.first[0] + in.home;
-    for (unsigned s = 0; s < 2; s++)
-        for (uint32_t i = 0; i < TG_SET_ENTRIES; i++)
-            if (holds(&entries[in.first[s] + i], at))
-                return in.first[s] + i;
-    return NO_INDEX;
+    const uint32_t index = in.first[0] + in.home;
+    return __builtin_expect(holds(&at->area.entries[index], at), 1) ? index : find_in_sets(at);
 }
 
 /* Whether a slot is another target's of this call. */
@@ -273,14 +318,13 @@ find_place(const call *now, const plan *at)
 }
 
 /* Copies a found entry's state out; a state that cannot be one is a fresh one. */
-static void
+ON_HIT_PATH void
 load(plan *at)
 {
     if (at->kind == KIND_FOUND) {
-        tg_entry entry;
-        tg__entry_read(&at->area.entries[at->index], &entry);
-        at->state = entry.value;
-        if (entry.algorithm == at->rule->algorithm) {
+        const tg_entry *const shared = &at->area.entries[at->index];
+        tg__state_copy(&shared->value, &at->state);
+        if (__builtin_expect(*(const volatile uint8_t *)&shared->algorithm == at->rule->algorithm, 1)) {
             if (is_log(at))
                 tg__log_check(&at->area, &at->log);
             return;
@@ -291,28 +335,29 @@ load(plan *at)
         at->log = (tg_log){ .first = TG_BLOCK_NONE, .last = TG_BLOCK_NONE };
 }
 
-static void
-look_up(call *now)
+ON_HIT_PATH void
+look_up(call *now, size_t count)
 {
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         plan *const at = &now->plans[i];
         at->now_us = now->now_us;
         at->offset_us = 0;
-        if (at->rule->aligned) {
+        if (__builtin_expect(at->rule->aligned, 0)) {
             at->offset_us = tg__table_offset(now->map);
             at->now_us = shift(now->now_us, at->offset_us);
         }
         at->kind = KIND_NONE;
-        at->state = (tg_state){ .bucket = { 0, 0, 0 } };
-        if (at->rule->algorithm == TG_DENY)
+        if (__builtin_expect(at->rule->algorithm == TG_DENY, 0)) {
+            at->state = (tg_state){ .bucket = { 0, 0, 0 } };
             continue;
+        }
         at->area = tg__map_area(now->map, at->segment);
         for (size_t j = 0; j < i; j++)
             if (now->plans[j].key[0] == at->key[0] && now->plans[j].key[1] == at->key[1]) {
                 at->leader = (uint32_t)j;
                 break;
             }
-        if (at->leader != i)
+        if (i > 0 && at->leader != i)
             continue; /* follow() */
         at->index = find(at);
         at->kind = at->index == NO_INDEX ? KIND_MISSING : KIND_FOUND;
@@ -467,19 +512,20 @@ reclaim(const call *now, const plan *at)
 
 /* ---- deciding ---- */
 
-static tg_verdict
-judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change)
+static void
+judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change,
+      tg_verdict *verdict)
 {
     if (is_log(at)) {
         tg_log_cursor cursor;
         const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-        return tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
-    }
-    if (target->charged) {
+        *verdict = tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
+    } else if (target->charged) {
         *next = at->state;
-        return tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+        *verdict = tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+    } else {
+        tg__decide_into(at->rule, &at->state, at->now_us, cost, next, verdict);
     }
-    return tg__decide(at->rule, &at->state, at->now_us, cost, next);
 }
 
 /* remaining and reset of the state as it is, into `verdict`. */
@@ -536,16 +582,17 @@ has_block(const call *now, const plan *at)
     return tg__blocks_left(&at->area) >= wanted;
 }
 
-static void
-decide(const call *now, size_t i, bool writing)
+/* All that can come: new keys, full tables, logs, charges already paid. */
+static __attribute__((noinline)) void
+decide_any(call *now, size_t i, bool writing)
 {
     plan *const at = &now->plans[i];
-    const tg_target *const target = &now->targets[i];
+    const tg_target *const target = at->target;
     const uint64_t cost = target->cost;
     const bool takes = cost > 0 && !target->charged && at->rule->algorithm != TG_DENY;
-    if (__builtin_expect(at->leader != i, 0))
+    if (at->leader != i) {
         follow(now, i);
-    else if (__builtin_expect(takes && at->kind == KIND_MISSING, 0)) {
+    } else if (takes && at->kind == KIND_MISSING) {
         at->index = find_place(now, at);
         if (at->index == NO_INDEX)
             overflow(now, i, writing);
@@ -554,15 +601,17 @@ decide(const call *now, size_t i, bool writing)
     }
     bool compacted = false, reclaimed = false;
 again:
-    if (__builtin_expect(at->kind >= KIND_OPEN, 0)) {
+    if (at->kind >= KIND_OPEN) {
         at->verdict = (tg_verdict){ .allowed = at->kind == KIND_OPEN };
         if (at->kind == KIND_OPEN)
             at->verdict.remaining = capacity_of(at->rule);
         else
             at->verdict.retry_after_us = FULL_RETRY_US;
+        at->charges = false;
         return;
     }
-    at->verdict = judge(at, target, cost, &at->next, &at->change);
+    judge(at, target, cost, &at->next, &at->change, &at->verdict);
+    at->charges = takes && at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW);
     if (!is_log(at) || !writing || !takes || !at->verdict.allowed || at->leader != i)
         return;
     /* An admitted log hit needs its words to have room before anything is promised. */
@@ -580,13 +629,27 @@ again:
         }
         if (!has_block(now, at)) {
             /* A known key goes on in its own log, less finely: in a bucket it would be given its limit once more. */
-            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log, &at->change);
+            at->squeeze = at->kind == KIND_FOUND && tg__log_squeezes(&at->log);
             if (at->squeeze)
                 return;
             overflow(now, i, writing);
             goto again;
         }
     }
+}
+
+ON_HIT_PATH void
+decide(call *now, size_t i, bool writing)
+{
+    plan *const at = &now->plans[i];
+    const tg_target *const target = at->target;
+    /* By far the most: a known key whose state is numbers. */
+    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged, 1)) {
+        tg__decide_into(at->rule, &at->state, at->now_us, target->cost, &at->next, &at->verdict);
+        at->charges = target->cost > 0;
+        return;
+    }
+    decide_any(now, i, writing);
 }
 
 /* ---- writing ---- */
@@ -622,29 +685,27 @@ pressure_after_hit(const tg_rule *rule, const tg_verdict *verdict, const tg_stat
     return found;
 }
 
-static void
+/* Field by field into shared memory: put together first and then copied, an entry costs twice, and the processor waits
+ * for the small stores before it can read them back in one piece. The undo record makes the order free. */
+ON_HIT_PATH void
 store_entry(const plan *at, const tg_pressure *pressure, const tg_state *state)
 {
     tg_entry *const shared = &at->area.entries[at->index];
-    tg_entry entry = {
-        .key = { at->key[0], at->key[1] },
-        .fresh_at_us = pressure->fresh_at_us,
-        .blocked_until_us = pressure->blocked_until_us,
-        .share = pressure->share,
-        .algorithm = at->rule->algorithm,
-        .flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0)),
-        .value = *state,
-    };
+    uint64_t fresh_at_us = pressure->fresh_at_us, blocked_until_us = pressure->blocked_until_us;
     if (__builtin_expect(at->offset_us != 0, 0)) {
-        entry.fresh_at_us = shift(entry.fresh_at_us, -at->offset_us);
-        entry.blocked_until_us = entry.blocked_until_us ? shift(entry.blocked_until_us, -at->offset_us) : 0;
+        fresh_at_us = shift(fresh_at_us, -at->offset_us);
+        blocked_until_us = blocked_until_us ? shift(blocked_until_us, -at->offset_us) : 0;
     }
-#ifdef TG_TEST_HOOKS
-    /* Half an entry is what a death inside this store leaves. */
-    memcpy(shared, &entry, 44);
-    TG_STEP("half an entry written");
-#endif
-    *shared = entry;
+    shared->key[0] = at->key[0];
+    shared->key[1] = at->key[1];
+    shared->fresh_at_us = fresh_at_us;
+    shared->blocked_until_us = blocked_until_us;
+    shared->share = pressure->share;
+    shared->algorithm = at->rule->algorithm;
+    shared->flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0));
+    shared->zero = 0;
+    TG_STEP("half an entry written"); /* what a death inside this store leaves */
+    tg__state_copy(state, &shared->value);
     tg__in_order();
     TG_STEP("entry written");
 }
@@ -667,35 +728,46 @@ occupy(const call *now, plan *at)
     }
 }
 
-static void
-write_target(const call *now, plan *at)
+static __attribute__((noinline)) void
+write_log(plan *at)
 {
-    tg__undo_save_entry(&at->area, at->index);
-    if (at->kind == KIND_NEW)
-        occupy(now, at);
-    if (is_log(at)) {
-        /* Room was sure; only a damaged arena can say no, and then the hit is let through uncounted. */
-        if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0])) {
-            at->loose[0].count = at->loose[1].count = 0;
-            return;
-        }
-        tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
-        if (at->verdict.remaining == 0) {
-            tg_log_cursor cursor;
-            const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-            pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
-        }
-        store_entry(at, &pressure, &at->state); /* the log is the state's other name */
+    /* Room was sure; only a damaged arena can say no, and then the hit is let through uncounted. */
+    if (!tg__log_apply(&at->area, &at->log, &at->change, at->squeeze, &at->loose[0])) {
+        at->loose[0].count = at->loose[1].count = 0;
         return;
     }
     tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
-    if (at->verdict.remaining == 0)
-        pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
-    store_entry(at, &pressure, &at->next);
-    at->state = at->next;
+    if (at->verdict.remaining == 0) {
+        tg_log_cursor cursor;
+        const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+        pressure.blocked_until_us = tg__log_pressure(at->rule, &view, at->now_us).blocked_until_us;
+    }
+    store_entry(at, &pressure, &at->state); /* the log is the state's other name */
 }
 
-static void
+ON_HIT_PATH void
+write_target(call *now, size_t count, plan *at)
+{
+    tg__undo_save_entry(&at->area, at->index);
+    if (__builtin_expect(at->kind == KIND_NEW || is_log(at), 0)) {
+        now->loosened = true;
+        at->loose[0].count = at->loose[1].count = 0;
+        if (at->kind == KIND_NEW)
+            occupy(now, at);
+        if (is_log(at)) {
+            write_log(at);
+            return;
+        }
+    }
+    tg_pressure pressure = pressure_after_hit(at->rule, &at->verdict, &at->next);
+    if (__builtin_expect(at->verdict.remaining == 0, 0))
+        pressure.blocked_until_us = tg__pressure(at->rule, &at->next, at->now_us).blocked_until_us;
+    store_entry(at, &pressure, &at->next);
+    if (count > 1)
+        at->state = at->next; /* what a second target of this state is told */
+}
+
+ON_HIT_PATH void
 settle(const call *now)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
@@ -707,15 +779,7 @@ settle(const call *now)
 
 /* ---- the operations ---- */
 
-static inline bool
-charges(const call *now, size_t i)
-{
-    const plan *const at = &now->plans[i];
-    return at->leader == i && (at->kind == KIND_FOUND || at->kind == KIND_NEW) && now->targets[i].cost > 0 &&
-           !now->targets[i].charged;
-}
-
-static inline void
+ON_HIT_PATH void
 report(const tg_verdict *verdict, bool charged, tg_result *result)
 {
     result->allowed = verdict->allowed;
@@ -727,156 +791,50 @@ report(const tg_verdict *verdict, bool charged, tg_result *result)
     result->stamp_us = verdict->stamp_us;
 }
 
-static inline void
-free_loose(plan *at)
+static __attribute__((noinline)) void
+free_loose(const call *now)
 {
-    for (unsigned i = 0; i < 2; i++)
-        if (at->loose[i].count > 0)
-            tg__chain_free(&at->area, at->loose[i]);
-}
-
-/* Writes the state of a known key that keeps numbers: only what changes of its entry. */
-static inline void
-write_value(const plan *at, const tg_verdict *verdict, const tg_state *next)
-{
-    tg_entry *const shared = &at->area.entries[at->index];
-    tg__undo_save_entry(&at->area, at->index);
-    const tg_pressure pressure = pressure_after_hit(at->rule, verdict, next);
-    shared->fresh_at_us = pressure.fresh_at_us;
-    shared->blocked_until_us = verdict->remaining > 0 ? 0 : tg__pressure(at->rule, next, at->now_us).blocked_until_us;
-    shared->share = pressure.share;
-    TG_STEP("half an entry written");
-    shared->value = *next;
-    TG_STEP("entry written");
-}
-
-static inline bool
-is_plain(const tg_target *target)
-{
-    return target->rule->algorithm != TG_DENY && !target->rule->aligned && !target->charged && target->cost > 0;
-}
-
-/* The most frequent call: one rule that keeps numbers, of a known key. As hit_known(), but what was decided never
- * leaves this function's own variables: through the plan it cost 18 of 118 ns, as structs stored in halves and
- * copied whole stall. False: nothing was done. */
-static inline bool
-hit_one(const call *now, tg_result *result)
-{
-    const tg_target *const target = now->targets;
-    plan *const at = now->plans;
-    if (is_log(at) || !is_plain(target))
-        return false;
-    at->area = tg__map_area(now->map, at->segment);
-    at->now_us = now->now_us;
-    at->index = find(at);
-    if (at->index == NO_INDEX)
-        return false;
-    tg_entry entry;
-    tg__entry_read(&at->area.entries[at->index], &entry);
-    if (entry.algorithm != at->rule->algorithm)
-        return false;
-    tg_state next;
-    const tg_verdict verdict = tg__decide(at->rule, &entry.value, now->now_us, target->cost, &next);
-    if (verdict.allowed) {
-        write_value(at, &verdict, &next);
-        tg__undo_settle(&at->area);
-        TG_STEP("settled");
-    }
-    report(&verdict, verdict.allowed, result);
-    return true;
-}
-
-/* Every key is known, no state is named twice, every log has room: does what hit() would, at half its cost. False:
- * nothing was done, hit() has to. */
-static bool
-hit_known(const call *now, tg_result *results)
-{
-    const size_t count = now->count;
-    bool allowed = true;
-    for (size_t i = 0; i < count; i++) {
-        const tg_target *const target = &now->targets[i];
-        plan *const at = &now->plans[i];
-        if (!is_plain(target))
-            return false;
-        at->area = tg__map_area(now->map, at->segment);
-        at->now_us = now->now_us;
-        at->offset_us = 0;
-        at->kind = KIND_FOUND;
-        at->index = find(at);
-        if (at->index == NO_INDEX)
-            return false;
-        for (size_t j = 0; j < i; j++)
-            if (now->plans[j].index == at->index && now->plans[j].segment == at->segment)
-                return false;
-        tg_entry entry;
-        tg__entry_read(&at->area.entries[at->index], &entry);
-        if (entry.algorithm != at->rule->algorithm)
-            return false;
-        at->state = entry.value;
-        if (!is_log(at)) {
-            at->verdict = tg__decide(at->rule, &at->state, at->now_us, target->cost, &at->next);
-        } else {
-            tg__log_check(&at->area, &at->log);
-            at->verdict = judge(at, target, target->cost, &at->next, &at->change);
-            if (at->verdict.allowed && (log_is_long(at) || !has_block(now, at)))
-                return false;
-        }
-        allowed = allowed && at->verdict.allowed;
-    }
-    if (allowed) {
-        for (size_t i = 0; i < count; i++)
-            if (is_log(&now->plans[i]))
-                write_target(now, &now->plans[i]);
-            else
-                write_value(&now->plans[i], &now->plans[i].verdict, &now->plans[i].next);
-        settle(now);
-    }
-    for (size_t i = 0; i < count; i++) {
-        plan *const at = &now->plans[i];
-        if (allowed)
-            free_loose(at);
-        else if (at->verdict.allowed)
-            tell_untouched(at, &at->state, &at->log, &at->verdict);
-        report(&at->verdict, allowed, &results[i]);
-    }
-    return true;
-}
-
-static void
-hit(call *now, bool writing, tg_result *results, bool *overflowed)
-{
-    bool allowed = true;
     for (size_t i = 0; i < now->count; i++) {
+        const plan *const at = &now->plans[i];
+        if (!at->charges || (at->kind != KIND_NEW && !is_log(at)))
+            continue; /* its `loose` was not set */
+        for (unsigned j = 0; j < 2; j++)
+            if (at->loose[j].count > 0)
+                tg__chain_free(&at->area, at->loose[j]);
+    }
+}
+
+ON_HIT_PATH void
+hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
+{
+    bool allowed = true, charges = false, bucket = false;
+    for (size_t i = 0; i < count; i++) {
+        const plan *const at = &now->plans[i];
         decide(now, i, writing);
-        allowed = allowed && now->plans[i].verdict.allowed;
+        allowed &= at->verdict.allowed;
+        charges |= at->charges;
+        bucket |= at->bucket;
     }
     const bool takes = allowed && writing;
-    if (takes) {
-        bool written = false;
-        for (size_t i = 0; i < now->count; i++)
-            if (charges(now, i)) {
-                write_target(now, &now->plans[i]);
-                written = true;
-            }
-        if (written) {
-            settle(now);
-            for (size_t i = 0; i < now->count; i++)
-                free_loose(&now->plans[i]);
-        }
+    if (takes && charges) {
+        for (size_t i = 0; i < count; i++)
+            if (now->plans[i].charges)
+                write_target(now, count, &now->plans[i]);
+        settle(now);
+        if (__builtin_expect(now->loosened, 0))
+            free_loose(now);
     }
-    for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         plan *const at = &now->plans[i];
-        tg_verdict *const verdict = &at->verdict;
-        const bool charged = takes && charges(now, i);
-        if (__builtin_expect(at->leader != i, 0)) {
+        if (__builtin_expect(i > 0 && at->leader != i, 0)) {
             const plan *const leader = &now->plans[at->leader];
-            tell_untouched(at, &leader->state, &leader->log, verdict); /* which is after the leader's charge, if any */
-        } else if (!takes && verdict->allowed && now->targets[i].cost > 0) {
-            tell_untouched(at, &at->state, &at->log, verdict);
+            tell_untouched(at, &leader->state, &leader->log, &at->verdict); /* after the leader's charge, if any */
+        } else if (!takes && at->verdict.allowed && at->target->cost > 0) {
+            tell_untouched(at, &at->state, &at->log, &at->verdict);
         }
-        report(verdict, charged, &results[i]);
-        *overflowed = *overflowed || at->bucket;
+        report(&at->verdict, takes && at->charges, &results[i]);
     }
+    *overflowed = bucket;
 }
 
 /* A key that has no entry of its own was perhaps charged in its overflow bucket. */
@@ -950,29 +908,22 @@ reset(call *now)
 
 /* ---- the store ---- */
 
-static tg_status
-table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            bool *overflowed, tg_error *error)
+ON_HIT_PATH tg_status
+apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, plan *plans, tg_result *results,
+      bool *overflowed, tg_error *error)
 {
     tg_table *const table = tg__table_of(store);
-    plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
     call now;
     bool in_bucket = false;
-    if (target_count == 0 || target_count > TG_TARGETS_MAX)
-        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
     const tg_status status = begin(&now, table, targets, target_count, plans, error);
-    if (status == TG_OK) {
-        const bool done =
-            op == TG_OP_HIT && ((target_count == 1 && hit_one(&now, results)) || hit_known(&now, results));
-        if (!done) {
-            look_up(&now);
-            if (op == TG_OP_HIT || op == TG_OP_PEEK)
-                hit(&now, op == TG_OP_HIT, results, &in_bucket);
-            else if (op == TG_OP_REFUND)
-                refund(&now);
-            else
-                reset(&now);
-        }
+    if (__builtin_expect(status == TG_OK, 1)) {
+        look_up(&now, target_count);
+        if (op == TG_OP_HIT || op == TG_OP_PEEK)
+            hit(&now, target_count, op == TG_OP_HIT, results, &in_bucket);
+        else if (op == TG_OP_REFUND)
+            refund(&now);
+        else
+            reset(&now);
         release(&now, now.segments);
         if (overflowed)
             *overflowed = in_bucket;
@@ -981,6 +932,26 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
     if (__builtin_expect(real_us >= atomic_load_explicit(&table->check_at_us, memory_order_relaxed), 0))
         tg__table_check(table, real_us);
     return status;
+}
+
+static __attribute__((noinline)) tg_status
+apply_any(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+          bool *overflowed, tg_error *error)
+{
+    plan plans[TG_TARGETS_MAX]; /* unset: each field is written before it is read */
+    if (target_count == 0 || target_count > TG_TARGETS_MAX)
+        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
+    return apply(store, op, targets, target_count, plans, results, overflowed, error);
+}
+
+static tg_status
+table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+            bool *overflowed, tg_error *error)
+{
+    plan only;
+    if (target_count == 1 && op == TG_OP_HIT)
+        return apply(store, TG_OP_HIT, targets, 1, &only, results, overflowed, error);
+    return apply_any(store, op, targets, target_count, results, overflowed, error);
 }
 
 static uint64_t
@@ -1036,6 +1007,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     status = tg__place_parse(uri, options->clock != NULL, &place, error);
     if (status != TG_OK)
         return status;
+    place.existing = options->existing;
     status = tg__map_open(&place, &map, error);
     tg_table *table = status == TG_OK ? calloc(1, sizeof *table) : NULL;
     if (!table) {

@@ -132,7 +132,7 @@ typedef struct tg_chain {
 } tg_chain;
 
 /* Whether a hit can go into the place of the newest words, where no block is left. */
-bool tg__log_squeezes(const tg_log *log, const tg_log_change *change);
+bool tg__log_squeezes(const tg_log *log);
 /* Does a change: words go where the log's old end was or beyond (saved where something is overwritten), with
  * `squeezed` or without a block left into its newest words; `log` becomes the new state for the caller to store;
  * `loose` the blocks it no longer needs. false: no place, the log's words are as they were. */
@@ -169,6 +169,7 @@ typedef struct tg_place {
     uid_t owners[8];
     size_t owner_count;
     bool manual;
+    bool existing;        /* never make it */
 } tg_place;
 
 tg_status tg__place_parse(const tg_store_uri *uri, bool manual, tg_place *place, tg_error *error);

@@ -145,7 +145,15 @@ each_error_names_its_line_and_column(void **unused)
         { "policies: []\nclient_header: X-Forwaded-For\n", 2, 16, "did you mean X-Forwarded-For?" },
         { "policies: []\nuser_header: \"X User\"\n", 2, 14, "user_header \"X User\" is no header name" },
         { "policies: []\ndefaults: {on_full: full}\n", 2, 21, "found \"full\", expected overflow, open or closed" },
-        { "policies: []\ndefaults: {headers: []}\n", 2, 12, "found \"headers\" in defaults, which is not available yet" },
+        { "policies: []\ndefaults: {headers: []}\n", 2, 21, "found an empty list, expected x-ratelimit, ietf, shadow or none" },
+        { "policies: []\ndefaults: {headers: [x-ratelimit, none]}\n", 2, 35, "found \"none\" in a list, expected it alone" },
+        { "policies: []\ndefaults: {headers: itef}\n", 2, 21, "found \"itef\", expected x-ratelimit, ietf or shadow: did you mean \"ietf\"?" },
+        { "policies: []\ndefaults: {body: html}\n", 2, 18, "found \"html\", expected plain or problem" },
+        { "policies: []\ndefaults: {reset_format: unix}\n", 2, 26, "found \"unix\", expected delta or epoch" },
+        { "policies: []\ndefaults: {texts: {denid: a}}\n", 2, 20, "found the unknown key \"denid\" in texts: did you mean \"denied\"?" },
+        { "policies: []\ndefaults: {texts: {denied: \"\"}}\n", 2, 28, "found an empty text, expected a text" },
+        { "policies: []\ndefaults: {statuses: {denied: 200}}\n", 2, 31, "found \"200\", expected a whole number from 400 to 599" },
+        { "policies: []\ndefaults: {statuses: {denied: many}}\n", 2, 31, "found \"many\", expected a whole number from 400" },
         { "policies: []\ndefaults: {on_ful: open}\n", 2, 12, "in defaults: did you mean \"on_full\"?" },
         /* YAML */
         { "policies: [\n", 2, 1, "not YAML: while parsing a flow node that begins in line 2" },
@@ -180,8 +188,7 @@ each_error_names_its_line_and_column(void **unused)
         { POLICY "    deny: [10.0.0.1]\n", 4, 5, "not available yet" },
         { POLICY "    cost: 5\n", 4, 5, "not available yet" },
         { POLICY "    plans: {}\n", 4, 5, "not available yet" },
-        { POLICY "    headers: []\n", 4, 5, "not available yet" },
-        { POLICY "    body: problem\n", 4, 5, "not available yet" },
+        { POLICY "    headers: []\n", 4, 14, "found an empty list" },
         { POLICY "    mtch: {}\n", 4, 5, "did you mean \"match\"?" },
         { POLICY "    rules: 6/minute\n", 4, 5, "found \"rules\" a second time in a policy" },
         { POLICY "    also: yes\n", 4, 11, "found \"yes\", expected true or false" },
@@ -287,6 +294,16 @@ policies_marked_also_must_fit_into_one_decision(void **unused)
                                       "r.yaml", &config, &error),
                      TG_E_CONFIG);
     assert_non_null(strstr(error.message, "may meet 36 pairs"));
+    /* Two first matches where a path can be read two ways, but only where a path decides. */
+    static const char readings[] = "policies:\n"
+                                   "  - {name: a, match: {%s}, rules: 1/s, by: [ip, user, path, host, method]}\n"
+                                   "  - {name: b, match: {%s}, rules: 1/s, by: [route, ip+path, ip+user, ip+host]}\n";
+    snprintf(yaml, sizeof yaml, readings, "path: /a", "methods: GET");
+    assert_int_equal(tg__config_parse(tg_text_of(yaml), "r.yaml", &config, &error), TG_E_CONFIG);
+    assert_non_null(strstr(error.message, "may meet 9 dimensions, with \"a\", \"b\" and the policies"));
+    snprintf(yaml, sizeof yaml, readings, "host: a.example", "methods: GET");
+    config = parsed(yaml);
+    tg__config_close(config);
 }
 
 static void

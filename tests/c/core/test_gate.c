@@ -72,7 +72,7 @@ judged(tg_gate *gate, const char *method, const char *path, const char *peer)
     const tg_request request = { .method = tg_text_of(method), .path = tg_text_of(path), .peer = tg_text_of(peer) };
     tg_judgement judgement;
     tg_error error;
-    if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, &error) != TG_OK)
+    if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, &error) != TG_OK)
         fail_msg("%s", error.message);
     return judgement;
 }
@@ -149,18 +149,18 @@ a_preflight_is_free_and_a_prior_charge_is_not_repeated(void **unused)
                                    .peer = tg_text_of("192.0.2.1"), .headers = headers, .header_count = 2 };
     tg_judgement judgement;
     for (int i = 0; i < 10; i++) {
-        assert_int_equal(tg_gate_judge(gate, &preflight, 1, NULL, 0, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &preflight, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
         assert_int_equal(judgement.outcome, TG_UNMATCHED);
     }
     const tg_request get = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
-    assert_int_equal(tg_gate_judge(gate, &get, 1, NULL, 0, &judgement, NULL), TG_OK);
+    assert_int_equal(tg_gate_judge(gate, &get, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
     const tg_decision earlier = judgement.decision;
     const tg_decision *const prior[] = { &earlier };
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(tg_gate_judge(gate, &get, 1, prior, 1, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &get, 1, prior, 1, &judgement, NULL, NULL), TG_OK);
         assert_int_equal(judgement.outcome, TG_ALLOWED);
     }
-    assert_int_equal(tg_gate_judge(gate, &get, 1, NULL, 0, &judgement, NULL), TG_OK);
+    assert_int_equal(tg_gate_judge(gate, &get, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
     assert_int_equal(judgement.decision.remaining, 0);
     tg_gate_close(gate);
     tg_clock_close(clock);
@@ -181,10 +181,10 @@ trusted_proxies_of_the_file_name_the_client(void **unused)
         tg_request request = { .path = tg_text_of("/"), .peer = tg_text_of("10.0.0.1"), .headers = &header,
                                .header_count = 1 };
         tg_judgement judgement;
-        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
         assert_int_equal(judgement.outcome, TG_ALLOWED); /* each client has its own */
         request.peer = tg_text_of("203.0.113.1");
-        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
         assert_int_equal(judgement.outcome, i == 0 ? TG_ALLOWED : TG_DENIED); /* forging helps nobody */
     }
     char address[TG_ADDRESS_TEXT_MAX];
@@ -377,7 +377,7 @@ judge_on(void *argument)
                                      .peer = tg_text_of("192.0.2.1") };
         tg_judgement judgement;
         tg_error error;
-        if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, &error) != TG_OK)
+        if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, &error) != TG_OK)
             return (void *)1;
         /* Both policies of one reading, never one of each: their limits are the same number. */
         const tg_decision *decision = &judgement.decision;

@@ -24,7 +24,7 @@ judge(tg_gate *gate)
 {
     const tg_request request = { .path = tg_text_of("/a"), .peer = tg_text_of("192.0.2.1") };
     tg_judgement judgement;
-    return tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL);
+    return tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL);
 }
 
 static void *

@@ -121,7 +121,7 @@ open_gate_and_reload(void)
     /* Whatever the reload said, the gate judges. */
     const tg_request request = { .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
     tg_judgement judgement;
-    if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL) != TG_OK)
+    if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL) != TG_OK)
         status = TG_E_ARG;
     tg_gate_close(gate);
     return status;
@@ -200,7 +200,7 @@ judging_allocates_nothing(void **unused)
                                      .user = { user, i % 3 ? sizeof user : 0 }, .headers = headers, .header_count = 2 };
         tg_judgement judgement;
         tg_answer answer;
-        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL), TG_OK);
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
         tg_answer_make(&judgement, &answer);
     }
     assert_int_equal(allocations, 0);

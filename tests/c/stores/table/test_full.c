@@ -309,6 +309,35 @@ a_log_that_cannot_grow_never_admits_more_than_its_limit(void **state)
     end(&now);
 }
 
+/* The one word such a log has left stands at the end of its block, where it cannot grow in place. */
+static void
+a_log_with_one_hit_left_at_its_blocks_end_counts_on_in_a_full_arena(void **state)
+{
+    (void)state;
+    scene now = begin("500/hour sliding_log", "t?size=128KiB");
+    tg_limiter *quick = limiter_on_full(now.store, "100/minute sliding_log", "quick", TG_FULL_OVERFLOW);
+    tg_decision decision;
+    for (unsigned key = 0; key < 20; key++)
+        hit_number(now.limiter, "key", key, &decision);
+    for (int n = 0; n < 6; n++)
+        assert_true(hit(quick, "client"));
+    tg_clock_advance_us(now.clock, 30 * SECOND);
+    assert_true(hit(quick, "client")); /* the seventh word of its block */
+    for (int n = 0; n < 500; n++)
+        for (unsigned key = 0; key < 20; key++)
+            hit_number(now.limiter, "key", key, &decision);
+    tg_clock_advance_us(now.clock, 31 * SECOND);
+    unsigned admitted = 1;
+    for (int n = 0; n < 300; n++) {
+        assert_int_equal(ask(quick, HIT, "client", 1, &decision), TG_OK);
+        assert_false(decision.overflow);
+        admitted += decision.allowed;
+    }
+    assert_int_equal(admitted, 100);
+    tg_limiter_close(quick);
+    end(&now);
+}
+
 static void
 hits_that_are_given_back_do_not_fill_the_arena(void **state)
 {
@@ -381,6 +410,7 @@ main(void)
         cmocka_unit_test(a_full_arena_takes_blocks_from_logs_that_may_be_forgotten),
         cmocka_unit_test(an_arena_of_blocking_logs_sends_newcomers_to_coarse_buckets),
         cmocka_unit_test(a_log_that_cannot_grow_never_admits_more_than_its_limit),
+        cmocka_unit_test(a_log_with_one_hit_left_at_its_blocks_end_counts_on_in_a_full_arena),
         cmocka_unit_test(hits_that_are_given_back_do_not_fill_the_arena),
         cmocka_unit_test(a_logged_hit_takes_at_most_sixteen_bytes),
         cmocka_unit_test(one_notice_at_80_percent_names_the_size_that_would_fit),

@@ -1,0 +1,50 @@
+/* What the commands share: options, errors, printing.
+ * Must not enter: what a command does. */
+#ifndef TG_CLI_H
+#define TG_CLI_H
+
+#include "tidegate.h"
+
+#include "base/json.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+enum { CLI_FINE = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+/* ---- the commands: arguments[0] is the command's name */
+
+int cli_check(int count, char **arguments);
+int cli_explain(int count, char **arguments);
+int cli_init(int count, char **arguments);
+
+/* ---- options */
+
+typedef struct cli_option {
+    const char *name;   /* "--config"; NULL ends the list */
+    const char **value; /* takes a value ("--config F", "--config=F"); else NULL */
+    bool *flag;         /* is there or not; else NULL */
+    bool (*each)(const char *value, void *context); /* called for each; false: wrong usage, told already */
+    void *context;
+} cli_option;
+
+/* Takes the options out of the arguments; what is left is moved to the front, arguments[0] included, and counted. Negative:
+ * told on stderr, leave with CLI_USAGE. --help prints `usage` and leaves. */
+int cli_options(int count, char **arguments, const cli_option *options, const char *usage);
+
+/* ---- telling */
+
+/* "tidegate: ..." on stderr. Returns CLI_FAILED. */
+int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* "tidegate COMMAND: ...; see tidegate COMMAND --help". Returns CLI_USAGE. */
+int cli_misused(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A tg_sink to a FILE. */
+void cli_put(void *file, tg_text piece);
+/* A word in colour where `file` is a terminal that may have it, else as it is. 31 red, 33 yellow, 32 green. */
+void cli_coloured(FILE *file, int colour, const char *word);
+/* What the library had to say, on stderr. */
+void cli_notices(void);
+/* stdout written whole, or a failure told. */
+int cli_leave(int code);
+
+#endif

@@ -1,0 +1,126 @@
+/* Settings that stand in `defaults` and in each policy alike: what happens when something fails, and how an answer looks.
+ * Must not enter: rules, identities, matching. */
+#include "config/reader.h"
+
+#include "config/config_words.h"
+
+static tg_status
+read_failures(const tg_reader *r, const tg_node *on_failure, const tg_node *on_full, const tg_node *missing,
+              tg_policy *policy)
+{
+    static const char *const failure_words[] = { "open", "closed", "local", NULL };
+    static const char *const full_words[] = { "overflow", "open", "closed", NULL };
+    static const char *const missing_words[] = { "reject 401", "reject 400", "shared", NULL };
+    tg_status status = TG_OK;
+    size_t choice;
+    if (on_failure && (status = tg__read_choice(r, on_failure, failure_words, &choice)) == TG_OK)
+        policy->on_store_failure = (tg_on_failure)choice;
+    if (status == TG_OK && on_full && (status = tg__read_choice(r, on_full, full_words, &choice)) == TG_OK)
+        policy->on_full = (tg_on_full)choice;
+    if (status == TG_OK && missing && (status = tg__read_choice(r, missing, missing_words, &choice)) == TG_OK)
+        policy->missing_identity = (tg_missing)choice;
+    return status;
+}
+
+/* ---- how an answer looks ---- */
+
+static tg_status
+read_headers(const tg_reader *r, const tg_node *node, tg_style *style)
+{
+    static const char *const words[] = { "x-ratelimit", "ietf", "shadow", NULL }; /* in the order of the bits */
+    const tg_node *entry;
+    size_t count;
+    style->fields = 0;
+    if (node->kind == TG_NODE_SCALAR && tg__text_is(node->text, "none"))
+        return TG_OK;
+    tg_status status = tg__want_entries(r, node, "x-ratelimit, ietf, shadow or none", &entry, &count);
+    for (; status == TG_OK && entry; entry = tg__read_after(node, entry)) {
+        size_t choice;
+        if (node->kind == TG_NODE_LIST && tg__text_is(entry->text, "none"))
+            return tg__source_error(&r->source, entry->at, "found \"none\" in a list, expected it alone: headers: none");
+        status = tg__read_choice(r, entry, words, &choice);
+        if (status == TG_OK)
+            style->fields |= (uint8_t)(1u << choice);
+    }
+    return status;
+}
+
+/* The outcomes that texts and statuses speak of. */
+static const char *const REFUSALS[] = { "denied", "forbidden", "unidentified", "unavailable", NULL };
+static const tg_outcome REFUSAL_OUTCOMES[] = { TG_DENIED, TG_FORBIDDEN, TG_UNIDENTIFIED, TG_UNAVAILABLE };
+
+static tg_status
+read_texts(const tg_reader *r, const tg_node *node, tg_style *style)
+{
+    static const char *const none[] = { NULL };
+    static const tg_keys allowed = { "texts", REFUSALS, none };
+    const tg_node *values[TG_KEYS_MAX];
+    tg_status status = tg__read_keys(r, node, &allowed, values);
+    for (size_t i = 0; status == TG_OK && REFUSALS[i]; i++) {
+        char escaped[TG_TEXT_ESCAPED_MAX];
+        if (!values[i])
+            continue;
+        status = tg__want_text(r, values[i], "a text");
+        if (status != TG_OK)
+            return status;
+        const size_t length = values[i]->text.length > TG_TEXT_WRITTEN_MAX ? SIZE_MAX
+                                                                           : tg__text_escape(values[i]->text, escaped);
+        if (length == SIZE_MAX)
+            return tg__source_error(&r->source, values[i]->at, "found a text of %zu bytes, expected at most %d",
+                                    values[i]->text.length, TG_TEXT_WRITTEN_MAX);
+        status = tg__read_kept(r, (tg_text){ escaped, length }, &style->texts[REFUSAL_OUTCOMES[i]]);
+    }
+    return status;
+}
+
+static tg_status
+read_statuses(const tg_reader *r, const tg_node *node, tg_style *style)
+{
+    static const char *const known[] = { "denied", "forbidden", "unavailable", NULL };
+    static const char *const none[] = { NULL };
+    static const tg_keys allowed = { "statuses", known, none };
+    static const tg_outcome outcomes[] = { TG_DENIED, TG_FORBIDDEN, TG_UNAVAILABLE };
+    const tg_node *values[TG_KEYS_MAX];
+    tg_status status = tg__read_keys(r, node, &allowed, values);
+    for (size_t i = 0; status == TG_OK && known[i]; i++) {
+        uint64_t number = 0;
+        if (!values[i])
+            continue;
+        status = tg__read_number(r, values[i], 400, 599, &number);
+        style->statuses[outcomes[i]] = (uint16_t)number;
+    }
+    return status;
+}
+
+static tg_status
+read_style(const tg_reader *r, const tg_node *const *values, tg_style *style)
+{
+    static const char *const bodies[] = { "plain", "problem", NULL };
+    static const char *const resets[] = { "delta", "epoch", NULL };
+    tg_status status = TG_OK;
+    size_t choice;
+    if (values[TG_SETTING_HEADERS])
+        status = read_headers(r, values[TG_SETTING_HEADERS], style);
+    if (status == TG_OK && values[TG_SETTING_BODY] &&
+        (status = tg__read_choice(r, values[TG_SETTING_BODY], bodies, &choice)) == TG_OK)
+        style->problem = choice == 1;
+    if (status == TG_OK && values[TG_SETTING_RESET] &&
+        (status = tg__read_choice(r, values[TG_SETTING_RESET], resets, &choice)) == TG_OK)
+        style->epoch = choice == 1;
+    if (status == TG_OK && values[TG_SETTING_TEXTS])
+        status = read_texts(r, values[TG_SETTING_TEXTS], style);
+    if (status == TG_OK && values[TG_SETTING_STATUSES])
+        status = read_statuses(r, values[TG_SETTING_STATUSES], style);
+    style->needs_facts = style->problem || style->epoch || (style->fields & TG_FIELDS_IETF);
+    return status;
+}
+
+tg_status
+tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *policy)
+{
+    tg_status status = read_failures(r, values[TG_SETTING_ON_FAILURE], values[TG_SETTING_ON_FULL],
+                                     values[TG_SETTING_MISSING], policy);
+    if (status == TG_OK)
+        status = read_style(r, values, &policy->style);
+    return status;
+}

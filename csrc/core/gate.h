@@ -1,0 +1,22 @@
+/* One reading of the rules file, as judges hold it.
+ * Must not enter: how readings replace one another (gate.c). */
+#ifndef TG_GATE_H
+#define TG_GATE_H
+
+#include "config/config.h"
+#include "core/core.h"
+
+/* Never changed once it is in force. */
+typedef struct tg_snapshot {
+    tg_config *config;
+    const tg_client *client; /* the gate's: see client_entry */
+    tg_limiter **limiters;   /* one for each policy, in the file's order */
+    size_t limiter_count;
+} tg_snapshot;
+
+/* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
+tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
+                             const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
+                             tg_answer *answer, tg_error *error);
+
+#endif

@@ -1,0 +1,612 @@
+/* Applications behind the loop: see relay.h. */
+#include "relay.h"
+
+#include "loop_inside.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define QUEUE_BYTES_MAX 262144u /* for one application; above: its web server is not read */
+#define DOWN_US UINT64_C(1000000) /* an application that was away is passed over for so long, if there is another */
+#define KEPT_US UINT64_C(30000000)
+
+typedef enum relay_state { RELAY_CONNECTING, RELAY_WORKING, RELAY_KEPT, RELAY_DEAD } relay_state;
+
+struct fcgi_relay {
+    source source;
+    int fd;
+    uint8_t state;
+    bool polled;
+    bool reused;     /* the connection has served before: it may have been closed meanwhile */
+    bool repeatable;
+    bool busy;       /* some application was there and had no room */
+    bool late;       /* some application did not accept in time */
+    uint32_t interest;
+    unsigned tried;  /* 1u << backend */
+    size_t backend;
+    connection *conn; /* NULL: kept or dead */
+    fcgi_request *request;
+    const fcgi_listener *listener;
+    uint64_t deadline_us;
+    fcgi_relay *before, *after; /* in its list */
+    fcgi_relay *sibling;        /* next of its connection */
+    fcgi_exchange exchange;
+};
+
+/* ---- lists */
+
+static fcgi_relay_list *
+list_of(fcgi_loop *loop, const fcgi_relay *relay)
+{
+    return relay->state == RELAY_CONNECTING ? &loop->relays.connecting
+           : relay->state == RELAY_WORKING  ? &loop->relays.working
+                                            : &loop->relays.kept;
+}
+
+static void
+leave_list(fcgi_loop *loop, fcgi_relay *relay)
+{
+    fcgi_relay_list *list = list_of(loop, relay);
+    *(relay->before ? &relay->before->after : &list->first) = relay->after;
+    *(relay->after ? &relay->after->before : &list->last) = relay->before;
+    if (relay->state == RELAY_KEPT)
+        loop->relays.kept_count--;
+    else
+        loop->relays.count--;
+}
+
+static void
+enter_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
+{
+    const uint64_t waits_us = state == RELAY_CONNECTING ? loop->options.relay_connect_us
+                              : state == RELAY_WORKING  ? loop->options.relay_us
+                                                        : KEPT_US;
+    relay->state = (uint8_t)state;
+    relay->deadline_us = loop->now_us + waits_us;
+    fcgi_relay_list *list = list_of(loop, relay);
+    relay->before = list->last;
+    relay->after = NULL;
+    *(list->last ? &list->last->after : &list->first) = relay;
+    list->last = relay;
+    if (state == RELAY_KEPT)
+        loop->relays.kept_count++;
+    else
+        loop->relays.count++;
+}
+
+static void
+move_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
+{
+    leave_list(loop, relay);
+    enter_list(loop, relay, state);
+}
+
+/* ---- ends */
+
+static void
+close_backend(fcgi_relay *relay)
+{
+    if (relay->fd != -1)
+        close(relay->fd);
+    relay->fd = -1;
+    relay->polled = false;
+}
+
+static void
+bury(fcgi_loop *loop, fcgi_relay *relay)
+{
+    leave_list(loop, relay);
+    close_backend(relay);
+    fcgi_exchange_fini(&relay->exchange);
+    relay->state = RELAY_DEAD;
+    relay->after = loop->relays.dead;
+    loop->relays.dead = relay;
+}
+
+void
+fcgi_relay_bury(fcgi_loop *loop)
+{
+    while (loop->relays.dead) {
+        fcgi_relay *relay = loop->relays.dead;
+        loop->relays.dead = relay->after;
+        free(relay);
+    }
+}
+
+/* Parts the relay from its request and connection, which go on without it. */
+static void
+part(fcgi_relay *relay)
+{
+    fcgi_relay **link = &relay->conn->relays;
+    while (*link != relay)
+        link = &(*link)->sibling;
+    *link = relay->sibling;
+    relay->request->owner = NULL;
+    relay->request->streams = false;
+    relay->request = NULL;
+    relay->conn = NULL;
+}
+
+static void
+give_up(fcgi_loop *loop, fcgi_relay *relay)
+{
+    /* The record is for an application that looks; the closed connection is for all others. */
+    if (relay->state == RELAY_WORKING && fcgi_queue_bytes(&relay->exchange.out) == 0 &&
+        fcgi_exchange_abort(&relay->exchange))
+        (void)!send(relay->fd, relay->exchange.out.data + relay->exchange.out.at,
+                    fcgi_queue_bytes(&relay->exchange.out), MSG_NOSIGNAL | MSG_DONTWAIT);
+    part(relay);
+    bury(loop, relay);
+}
+
+void
+fcgi_relay_abort(fcgi_loop *loop, fcgi_request *request)
+{
+    give_up(loop, request->owner);
+}
+
+void
+fcgi_relay_drop_all(fcgi_loop *loop, connection *conn)
+{
+    while (conn->relays)
+        give_up(loop, conn->relays);
+}
+
+/* ---- what the web server gets when the application gives nothing */
+
+static void
+put_failure(fcgi_loop *loop, uint16_t id, int status, const uint8_t *prefix, size_t prefix_length)
+{
+    static const struct failure {
+        int status;
+        const char *reason, *code, *message;
+    } failures[] = {
+        { 502, "Bad Gateway", "BAD_GATEWAY", "The application cannot be reached or gave no answer." },
+        { 503, "Service Unavailable", "OVERLOADED", "The application has no room for this request at the moment." },
+        { 504, "Gateway Timeout", "GATEWAY_TIMEOUT", "The application did not answer in time." },
+    };
+    const struct failure *failure = &failures[status - 502];
+    uint8_t *record = loop->out + loop->out_length;
+    char *text = (char *)record + FCGI_HEADER_BYTES;
+    char body[160];
+    const int body_length =
+        snprintf(body, sizeof body, "{\"code\": \"%s\", \"message\": \"%s\"}", failure->code, failure->message);
+    int length = snprintf(text, FCGI_TEXT_BYTES_MAX - FCGI_PREFIX_BYTES_MAX,
+                          "Status: %d %s\r\nContent-Type: application/json\r\nCache-Control: no-store\r\n%s"
+                          "Content-Length: %d\r\n",
+                          status, failure->reason, status == 503 ? "Retry-After: 1\r\n" : "", body_length);
+    if (prefix_length)
+        memcpy(text + length, prefix, prefix_length);
+    length += (int)prefix_length;
+    length += snprintf(text + length, FCGI_TEXT_BYTES_MAX - (size_t)length, "\r\n%s", body);
+    loop->out_length += fcgi_wrap_answer(record, id, (size_t)length);
+}
+
+/* Ends the request without the application. What it has begun to say is broken off so that the web server sees it, or a
+ * client would take half an answer for a whole one. */
+static void
+fail(fcgi_loop *loop, fcgi_relay *relay, int status)
+{
+    connection *conn = relay->conn;
+    fcgi_request *request = relay->request;
+    const bool alone = conn->session.request_count == 1;
+    const bool answered = relay->exchange.answered;
+    if (!answered)
+        put_failure(loop, request->id, status, relay->exchange.prefix, relay->exchange.prefix_length);
+    else if (!alone)
+        loop->out_length += fcgi_write_end(loop->out + loop->out_length, request->id, FCGI_OVERLOADED);
+    part(relay);
+    bury(loop, relay);
+    fcgi_loop_end_request(conn, request);
+    if (answered && alone)
+        conn->done = true; /* closed without an end */
+}
+
+/* ---- connecting */
+
+static void
+want_backend_events(fcgi_loop *loop, fcgi_relay *relay, uint32_t interest)
+{
+    if (relay->polled && relay->interest == interest)
+        return;
+    struct epoll_event event = { .events = interest, .data.ptr = &relay->source };
+    if (epoll_ctl(loop->epoll_fd, relay->polled ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, relay->fd, &event) == -1) {
+        fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno)); /* its deadline ends it */
+        return;
+    }
+    relay->polled = true;
+    relay->interest = interest;
+}
+
+static size_t
+listener_index(const fcgi_loop *loop, const fcgi_listener *listener)
+{
+    for (size_t i = 0; i < loop->listener_count; i++)
+        if (loop->listeners[i].listener == listener)
+            return i;
+    return 0;
+}
+
+static bool
+take_kept(fcgi_loop *loop, fcgi_relay *relay, size_t backend)
+{
+    for (fcgi_relay *kept = loop->relays.kept.last; kept; kept = kept->before) { /* the latest used first */
+        if (kept->listener != relay->listener || kept->backend != backend)
+            continue;
+        char byte;
+        if (recv(kept->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != -1 || (errno != EAGAIN && errno != EWOULDBLOCK))
+            continue; /* it has been closed, or says something nobody asked for; its event comes */
+        relay->fd = kept->fd;
+        struct epoll_event event = { .events = EPOLLIN, .data.ptr = &relay->source };
+        relay->polled = epoll_ctl(loop->epoll_fd, EPOLL_CTL_MOD, relay->fd, &event) == 0;
+        relay->interest = EPOLLIN;
+        relay->reused = true;
+        kept->fd = -1;
+        bury(loop, kept);
+        return true;
+    }
+    return false;
+}
+
+/* The next application that was not tried: one that is not known to be away, else any. -1: none is left. */
+static int
+next_backend(const fcgi_loop *loop, const fcgi_relay *relay, size_t index)
+{
+    int fallback = -1;
+    for (size_t i = 0; i < relay->listener->rights.backend_count; i++) {
+        if (relay->tried & 1u << i)
+            continue;
+        if (loop->relays.down_until_us[index][i] <= loop->now_us)
+            return (int)i;
+        if (fallback == -1)
+            fallback = (int)i;
+    }
+    return fallback;
+}
+
+/* Leaves the relay connecting or working on the next application that can be had; false: there is none. */
+static bool
+connect_next(fcgi_loop *loop, fcgi_relay *relay)
+{
+    const size_t index = listener_index(loop, relay->listener);
+    close_backend(relay);
+    relay->reused = false;
+    for (int next; (next = next_backend(loop, relay, index)) != -1;) {
+        const fcgi_backend *backend = &relay->listener->rights.backends[next];
+        relay->tried |= 1u << next;
+        relay->backend = (size_t)next;
+        if (take_kept(loop, relay, relay->backend)) {
+            move_list(loop, relay, RELAY_WORKING);
+            return true;
+        }
+        const int fd = socket(backend->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        int why = errno;
+        if (fd == -1) {
+            fcgi_log_rarely(&loop->relays.away_gate, FCGI_ERROR, "relay-failing", "socket: %s", strerror(why));
+            relay->busy = true;
+            return false;
+        }
+        const bool tcp = backend->address.ss_family != AF_UNIX;
+        if (tcp) {
+            const int one = 1;
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        }
+        relay->fd = fd;
+        if (connect(fd, (const struct sockaddr *)&backend->address, backend->length) == 0) {
+            move_list(loop, relay, RELAY_WORKING);
+            return true;
+        }
+        why = errno;
+        if (why == EINPROGRESS) {
+            move_list(loop, relay, RELAY_CONNECTING);
+            want_backend_events(loop, relay, EPOLLOUT);
+            return true;
+        }
+        close_backend(relay);
+        relay->busy = relay->busy || why == EAGAIN; /* a unix socket's queue is full */
+        if (why != EAGAIN)
+            loop->relays.down_until_us[index][next] = loop->now_us + DOWN_US;
+        fcgi_log_rarely(&loop->relays.away_gate, FCGI_WARN, "application-away", "%s: %s", backend->text, strerror(why));
+    }
+    return false;
+}
+
+static int
+away_status(const fcgi_relay *relay)
+{
+    return relay->late ? 504 : relay->busy ? 503 : 502;
+}
+
+/* ---- carrying */
+
+typedef struct passing {
+    const fcgi_responder *responder;
+    const fcgi_listener *listener;
+} passing;
+
+static bool
+pass_param(void *context, tg_text name, tg_text *value)
+{
+    const passing *through = context;
+    return through->responder->pass(through->responder->context, through->listener, name, value);
+}
+
+void
+fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order, tg_text prefix)
+{
+    fcgi_relay *relay = loop->relays.count < loop->options.connections_max ? malloc(sizeof *relay) : NULL;
+    if (!relay) {
+        put_failure(loop, request->id, 503, NULL, 0);
+        fcgi_loop_end_request(conn, request);
+        return;
+    }
+    memset(relay, 0, offsetof(fcgi_relay, exchange));
+    relay->source.kind = SOURCE_RELAY;
+    relay->fd = -1;
+    relay->repeatable = order->repeatable;
+    relay->listener = conn->listener;
+    relay->conn = conn;
+    relay->request = request;
+    relay->sibling = conn->relays;
+    conn->relays = relay;
+    request->owner = relay;
+    request->streams = true;
+    enter_list(loop, relay, RELAY_CONNECTING);
+    passing through = { &loop->responder, conn->listener };
+    const fcgi_exchange_options options = {
+        .front_id = request->id,
+        .role = request->role,
+        .keep = conn->listener->rights.keep > 0,
+        .params = { .data = request->params, .length = request->params_length },
+        .pass = loop->responder.pass ? pass_param : NULL,
+        .context = &through,
+        .prefix = prefix,
+    };
+    if (!fcgi_exchange_begin(&relay->exchange, &options))
+        fail(loop, relay, 503);
+    else if (!connect_next(loop, relay))
+        fail(loop, relay, away_status(relay));
+}
+
+void
+fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event)
+{
+    fcgi_relay *relay = event->request->owner;
+    if (!fcgi_exchange_stream(&relay->exchange, event->type, event->data, event->length))
+        fail(loop, relay, 503);
+    else
+        move_list(loop, relay, relay->state); /* something moved */
+}
+
+bool
+fcgi_relay_blocks(const connection *conn)
+{
+    for (const fcgi_relay *relay = conn->relays; relay; relay = relay->sibling)
+        if (fcgi_queue_bytes(&relay->exchange.out) > QUEUE_BYTES_MAX)
+            return true;
+    return false;
+}
+
+/* A kept connection that was closed before a byte of the answer came: the request goes to another, if all of it is
+ * still there and sending it twice does no harm. */
+static bool
+try_again(fcgi_loop *loop, fcgi_relay *relay)
+{
+    if (!relay->reused || !relay->repeatable || !fcgi_exchange_again(&relay->exchange))
+        return false;
+    relay->tried &= ~(1u << relay->backend);
+    return connect_next(loop, relay);
+}
+
+/* The application hung up or talks nonsense. */
+static void
+lose(fcgi_loop *loop, fcgi_relay *relay, const char *why)
+{
+    if (try_again(loop, relay))
+        return;
+    fcgi_log_rarely(&loop->relays.broken_gate, FCGI_WARN, "application-broken", "%s: %s",
+                    relay->listener->rights.backends[relay->backend].text, why);
+    fail(loop, relay, 502);
+}
+
+/* Sends what is there. false: the application does not take it any more. It may still have answered. */
+static bool
+send_queue(fcgi_loop *loop, fcgi_relay *relay)
+{
+    fcgi_queue *queue = &relay->exchange.out;
+    while (fcgi_queue_bytes(queue) > 0) {
+        const ssize_t count =
+            send(relay->fd, queue->data + queue->at, fcgi_queue_bytes(queue), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (count >= 0) {
+            fcgi_queue_take(queue, (size_t)count);
+            move_list(loop, relay, RELAY_WORKING);
+            continue;
+        }
+        if (errno == EINTR)
+            continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
+            return true;
+        queue->at = queue->length; /* an answer to what it took may wait to be read */
+        queue->keeps = queue->keeps && relay->reused;
+        return false;
+    }
+    return true;
+}
+
+static void
+settle_backend(fcgi_loop *loop, fcgi_relay *relay)
+{
+    const bool reads = unsent_bytes(relay->conn) <= UNSENT_BYTES_MAX;
+    const bool sends = fcgi_queue_bytes(&relay->exchange.out) > 0;
+    want_backend_events(loop, relay, (reads ? EPOLLIN : 0) | (sends ? EPOLLOUT : 0));
+}
+
+void
+fcgi_relay_flush(fcgi_loop *loop, connection *conn)
+{
+    fcgi_relay *next;
+    for (fcgi_relay *relay = conn->relays; relay; relay = next) {
+        next = relay->sibling;
+        if (relay->state != RELAY_WORKING)
+            continue;
+        if (fcgi_queue_bytes(&relay->exchange.out) > 0)
+            send_queue(loop, relay);
+        if (!(relay->interest & EPOLLIN) && relay->polled)
+            move_list(loop, relay, RELAY_WORKING); /* it waits for the web server, which has just moved */
+        settle_backend(loop, relay);
+    }
+}
+
+/* The application has ended the request. */
+static void
+finish(fcgi_loop *loop, fcgi_relay *relay)
+{
+    connection *conn = relay->conn;
+    fcgi_request *request = relay->request;
+    fcgi_exchange *exchange = &relay->exchange;
+    if (exchange->status != FCGI_REQUEST_COMPLETE && !exchange->answered) {
+        fail(loop, relay, exchange->status == FCGI_UNKNOWN_ROLE ? 502 : 503);
+        return;
+    }
+    const fcgi_listener *listener = relay->listener;
+    /* Only a connection on which nothing is under way serves another request. */
+    const bool keep = exchange->keep && !exchange->surplus && exchange->content_left == 0 &&
+                      exchange->padding_left == 0 && exchange->stdin_ended && fcgi_queue_bytes(&exchange->out) == 0 &&
+                      loop->relays.kept_count < listener->rights.keep && !loop->draining;
+    part(relay);
+    if (keep) {
+        fcgi_exchange_fini(exchange);
+        move_list(loop, relay, RELAY_KEPT);
+        want_backend_events(loop, relay, EPOLLIN);
+    } else {
+        bury(loop, relay);
+    }
+    fcgi_loop_end_request(conn, request);
+}
+
+/* Reads once. The connection in front may be closed afterwards. */
+static void
+read_backend(fcgi_loop *loop, fcgi_relay *relay)
+{
+    ssize_t count;
+    do
+        count = recv(relay->fd, loop->in, IN_BYTES, MSG_DONTWAIT);
+    while (count == -1 && errno == EINTR);
+    if (count == -1 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return;
+    if (count <= 0) {
+        lose(loop, relay, count == 0 ? "it closed the connection before the end of its answer" : strerror(errno));
+        return;
+    }
+    move_list(loop, relay, RELAY_WORKING);
+    loop->out_length += fcgi_exchange_reply(&relay->exchange, loop->in, (size_t)count, loop->out + loop->out_length);
+    if (relay->exchange.state == FCGI_EXCHANGE_BROKEN)
+        lose(loop, relay, relay->exchange.why);
+    else if (relay->exchange.state == FCGI_EXCHANGE_ENDED)
+        finish(loop, relay);
+}
+
+void
+fcgi_relay_handle(fcgi_loop *loop, fcgi_relay *relay, uint32_t events)
+{
+    if (relay->state == RELAY_DEAD || relay->fd == -1)
+        return;
+    if (relay->state == RELAY_KEPT) {
+        bury(loop, relay); /* closed by the application, or not to be trusted */
+        return;
+    }
+    connection *conn = relay->conn;
+    if (relay->state == RELAY_CONNECTING) {
+        int why = 0;
+        socklen_t length = sizeof why;
+        if (getsockopt(relay->fd, SOL_SOCKET, SO_ERROR, &why, &length) != 0)
+            why = errno;
+        if (why != 0) {
+            const size_t index = listener_index(loop, relay->listener);
+            loop->relays.down_until_us[index][relay->backend] = loop->now_us + DOWN_US;
+            fcgi_log_rarely(&loop->relays.away_gate, FCGI_WARN, "application-away", "%s: %s",
+                            relay->listener->rights.backends[relay->backend].text, strerror(why));
+            if (!connect_next(loop, relay))
+                fail(loop, relay, away_status(relay));
+        } else {
+            move_list(loop, relay, RELAY_WORKING);
+        }
+    } else if (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
+        if ((events & EPOLLIN) || unsent_bytes(conn) <= UNSENT_BYTES_MAX)
+            read_backend(loop, relay);
+        else /* gone, with its last words unread while the web server is slow: told again when that has caught up */
+            want_backend_events(loop, relay, 0);
+    }
+    if (!fcgi_loop_flush(loop, conn)) {
+        loop->out_length = 0;
+        fcgi_loop_close_connection(loop, conn);
+        return;
+    }
+    fcgi_relay_flush(loop, conn);
+    fcgi_loop_moved(loop, conn);
+}
+
+/* ---- deadlines */
+
+static void
+expire_one(fcgi_loop *loop, fcgi_relay *relay)
+{
+    connection *conn = relay->conn;
+    const char *text = relay->listener->rights.backends[relay->backend].text;
+    relay->late = true;
+    if (relay->state == RELAY_CONNECTING) {
+        loop->relays.down_until_us[listener_index(loop, relay->listener)][relay->backend] = loop->now_us + DOWN_US;
+        fcgi_log_rarely(&loop->relays.away_gate, FCGI_WARN, "application-away", "%s: not connected in time", text);
+        if (!connect_next(loop, relay))
+            fail(loop, relay, 504);
+    } else {
+        fcgi_log_rarely(&loop->relays.slow_gate, FCGI_WARN, "application-slow", "%s: nothing moved in time", text);
+        fail(loop, relay, 504);
+    }
+    if (!fcgi_loop_flush(loop, conn)) {
+        loop->out_length = 0;
+        fcgi_loop_close_connection(loop, conn);
+        return;
+    }
+    fcgi_relay_flush(loop, conn);
+    fcgi_loop_moved(loop, conn);
+}
+
+void
+fcgi_relay_expire(fcgi_loop *loop)
+{
+    fcgi_relay *relay;
+    while ((relay = loop->relays.connecting.first) && relay->deadline_us <= loop->now_us)
+        expire_one(loop, relay);
+    while ((relay = loop->relays.working.first) && relay->deadline_us <= loop->now_us)
+        expire_one(loop, relay);
+    while ((relay = loop->relays.kept.first) && (relay->deadline_us <= loop->now_us || loop->draining))
+        bury(loop, relay);
+}
+
+uint64_t
+fcgi_relay_next_us(const fcgi_loop *loop)
+{
+    const fcgi_relay *firsts[] = { loop->relays.connecting.first, loop->relays.working.first, loop->relays.kept.first };
+    uint64_t next_us = NEVER_US;
+    for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++)
+        if (firsts[i] && firsts[i]->deadline_us < next_us)
+            next_us = firsts[i]->deadline_us;
+    return next_us;
+}
+
+void
+fcgi_relay_fini(fcgi_loop *loop)
+{
+    while (loop->relays.kept.first)
+        bury(loop, loop->relays.kept.first);
+    fcgi_relay_bury(loop);
+}

@@ -1,0 +1,237 @@
+"""Answers, asgi_hit and asgi_enter: what the compiled part does for an admitted request, and when it leaves it to
+Python."""
+
+import asyncio
+import gc
+import sys
+import uuid
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tidegate import Decision, Gate, Judgement, Limiter, ManualClock
+from tidegate._core import Answers, asgi_enter, asgi_hit
+from tidegate._request_state import BareState
+
+
+def http(**more: Any) -> dict[str, Any]:
+    return {"type": "http", "method": "GET", "path": "/x/1", "headers": [], "client": ("192.0.2.1", 5000), **more}
+
+
+class Router:
+    """Anything that can keep what the walk found."""
+
+
+class Route:
+    path_format = "/x/{id}"
+
+
+def routed(route: object, template: str = "/x/{id}", **more: Any) -> dict[str, Any]:
+    router = Router()
+    router._tidegate_ready = {id(route): template}  # type: ignore[attr-defined]
+    return http(route=route, router=router, tidegate=[], **more)
+
+
+@pytest.fixture
+def limiter() -> Limiter:
+    return Limiter("2/minute", by="ip+route", store=f"memory://{uuid.uuid4().hex}", clock=ManualClock())
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Callable[[str], Gate]:
+    def make(by: str) -> Gate:
+        rules = tmp_path / f"{uuid.uuid4().hex}.yaml"
+        rules.write_text(f"policies:\n  - {{name: all, rules: 2/minute, by: '{by}'}}\n")
+        return Gate(str(rules), store=f"memory://{uuid.uuid4().hex}", clock=ManualClock())
+
+    return make
+
+
+async def send(message: Any) -> None: ...
+
+
+# ---- asgi_hit ----
+
+
+def test_a_hit_gives_decisions_then_the_judgement_of_the_refusal(limiter: Limiter) -> None:
+    hit, route = asgi_hit(limiter, 1, True), Route()
+    first, second, third = (hit(routed(route)) for _ in range(3))
+    assert isinstance(first, Decision) and isinstance(second, Decision)
+    assert [first.remaining, second.remaining] == [1, 0]
+    assert isinstance(third, Judgement) and third.status == 429
+
+
+def test_a_hit_is_kept_in_the_requests_state_and_charged_once(limiter: Limiter) -> None:
+    hit, scope = asgi_hit(limiter, 1, True), routed(Route())
+    for _ in range(5):
+        assert isinstance(hit(scope), Decision)
+    assert len(scope["tidegate"]) == 5 and limiter.enabled
+    assert [judgement.decision.remaining for judgement in scope["tidegate"]] == [1] * 5
+
+
+def test_the_route_is_the_effective_context_only_where_that_speaks_of_it(limiter: Limiter) -> None:
+    class Context:
+        def __init__(self, original: object, starlette: object = None) -> None:
+            self.original_route, self.starlette_route = original, starlette
+
+    hit, route = asgi_hit(limiter, 2, True), Route()
+    mine, wrapped, foreign = Context(route), Context(Route(), route), Context(Route(), Route())
+
+    def status(context: object, *known: object) -> object:
+        scope = routed(route, "/of-the-route", fastapi={"effective_route_context": context})
+        scope["router"]._tidegate_ready.update({id(one): f"/of-{number}" for number, one in enumerate(known)})
+        return type(hit(scope))
+
+    # Each template is a bucket that one hit of cost 2 empties.
+    assert status(mine, mine) is Decision
+    assert status(wrapped, mine, wrapped) is Decision
+    assert status(mine, mine) is Judgement
+    assert status(foreign, foreign) is Decision  # counted as the route
+    assert status(None) is Judgement
+    assert status(object()) is Judgement
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tidegate": None}, {"tidegate": BareState()}, {"tidegate": ()}, {"method": "HEAD"}, {"router": None},
+        {"router": object()}, {"route": None}, {"route": Route()},
+    ],
+)  # fmt: skip
+def test_what_is_not_simple_is_left_to_python_and_charges_nothing(limiter: Limiter, change: dict[str, Any]) -> None:
+    hit, route = asgi_hit(limiter, 2, True), Route()
+    assert hit({**routed(route), **change}) is None
+    assert isinstance(hit(routed(route)), Decision)
+
+
+def test_a_scope_that_is_no_dict_is_left_to_python(limiter: Limiter) -> None:
+    assert asgi_hit(limiter, 1, False)(5) is None
+    assert asgi_hit(limiter, 1, False)(http()) is None
+
+
+def test_without_a_need_no_route_is_looked_for() -> None:
+    limiter = Limiter("1/minute", by="ip", store=f"memory://{uuid.uuid4().hex}")
+    hit = asgi_hit(limiter, 1, False)
+    assert isinstance(hit(http(tidegate=[])), Decision)
+    assert isinstance(hit(http(tidegate=[])), Judgement)
+
+
+def test_arguments_of_other_kinds_are_errors(limiter: Limiter, gate: Callable[[str], Gate]) -> None:
+    wrong: list[tuple[Any, ...]] = [(), (limiter, 1), (5, 1, True), (limiter, 1, 5)]
+    for arguments in wrong:
+        with pytest.raises(TypeError, match="asgi_hit"):
+            asgi_hit(*arguments)
+    with pytest.raises(ValueError, match="cost"):
+        asgi_hit(limiter, -1, True)
+    wrong = [(), (gate("ip"), 5), (limiter, True)]
+    for arguments in wrong:
+        with pytest.raises(TypeError, match="asgi_enter"):
+            asgi_enter(*arguments)
+    with pytest.raises(TypeError, match="a scope and a send"):
+        asgi_enter(gate("ip"), True)(http())  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="ASGI application"):
+        Answers(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        asgi_hit(limiter, 1, False)(http(tidegate=[], headers=5))
+
+
+# ---- asgi_enter ----
+
+
+def test_entering_gives_a_send_then_the_judgement_of_the_refusal(gate: Callable[[str], Gate]) -> None:
+    enter = asgi_enter(gate("ip"), False)
+    scope = http()
+    first = enter(scope, send)
+    assert callable(first) and first is not send and len(scope["tidegate"]) == 1
+    again = http(tidegate=[])
+    assert enter(again, send) is send  # somebody around this one adds the fields
+    refused = enter(http(), send)
+    assert isinstance(refused, Judgement) and refused.status == 429
+
+
+def test_entering_is_left_to_python_where_a_policy_asks_what_only_python_can_tell(gate: Callable[[str], Gate]) -> None:
+    assert asgi_enter(gate("ip+route"), False)(http(), send) is None
+    assert asgi_enter(gate("user|ip"), True)(http(), send) is None
+    assert callable(asgi_enter(gate("user|ip"), False)(http(), send))
+    assert asgi_enter(gate("ip"), True)({"type": "lifespan"}, send) is None
+    assert asgi_enter(gate("ip"), True)({}, send) is None
+    assert asgi_enter(gate("ip"), True)(http(tidegate=BareState()), send) is None
+
+
+def test_entering_a_gate_that_is_switched_off_is_left_to_python(
+    gate: Callable[[str], Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_ENABLED", "0")
+    assert asgi_enter(gate("ip"), False)(http(), send) is None
+
+
+# ---- Answers ----
+
+
+def test_answers_passes_scopes_on_and_gives_requests_a_state_and_a_send() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
+
+    async def receive() -> Any: ...
+
+    around = Answers(app)
+    assert around.app is app
+    for scope in ({"type": "lifespan"}, {"type": "invented"}, {}, http(tidegate=[])):
+        asyncio.run(around(scope, receive, send))  # type: ignore[arg-type]
+        assert seen.pop() == (scope, receive, send)
+    for kind in ("http", "websocket", "".join(["web", "socket"])):
+        scope = http(type=kind)
+        asyncio.run(around(scope=scope, receive=receive, send=send))  # type: ignore[arg-type]
+        passed, received, sent = seen.pop()
+        assert passed is scope and scope["tidegate"] == [] and received is receive and sent is not send
+    with pytest.raises(TypeError):
+        around(1)  # type: ignore[call-arg]
+
+
+def test_answers_in_a_cycle_are_collected() -> None:
+    class App:
+        around: Any
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    app = App()
+    app.around = Answers(app)
+    alive = weakref.ref(app)
+    del app
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_hundred_thousand_requests_leave_nothing_behind(gate: Callable[[str], Gate]) -> None:
+    limiter = Limiter("1000000000/second token_bucket", by="ip+route", store=f"memory://{uuid.uuid4().hex}")
+    hit, route = asgi_hit(limiter, 1, True), Route()
+    enter = asgi_enter(gate("ip"), False)
+    scope = routed(route)
+
+    def app(scope: Any, receive: Any, send: Any) -> Any:
+        return None
+
+    around, headers = Answers(app), scope["headers"]
+
+    def once() -> None:
+        scope["tidegate"] = []
+        hit(scope)
+        del scope["tidegate"]
+        enter(scope, send)  # refused, mostly
+        del scope["tidegate"]
+        around(scope, send, send)
+
+    def counts() -> tuple[int, ...]:
+        return tuple(map(sys.getrefcount, (limiter, route, scope, app, send, headers, None, type(limiter))))
+
+    for _ in range(100):
+        once()
+    before, blocks = counts(), sys.getallocatedblocks()
+    for _ in range(100_000):
+        once()
+    assert all(abs(now - then) < 50 for now, then in zip(counts(), before, strict=True))
+    assert sys.getallocatedblocks() - blocks < 200

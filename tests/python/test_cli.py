@@ -1,0 +1,451 @@
+"""The program tidegate: check, explain, init; and the same from Python and from the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidegate
+from tidegate import ConfigError, Gate, Limiter, ManualClock, StoreError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+
+
+@pytest.fixture(scope="session")
+def program(make: Callable[[str], None], build: Path) -> Path:
+    make("programs")
+    return build / "bin" / "tidegate"
+
+
+@pytest.fixture
+def run(program: Path, tmp_path: Path) -> Run:
+    def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *map(str, arguments)], cwd=tmp_path, env={**CLEAN, **environment}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=30, check=False,
+        )
+
+    return call
+
+
+def rules(folder: Path, text: str) -> Path:
+    path = folder / "rules.yaml"
+    path.write_text(text)
+    return path
+
+
+def policies(folder: Path, *lines: str) -> Path:
+    return rules(folder, "policies:\n" + "".join(f"  - {line}\n" for line in lines))
+
+
+# ---- the program
+
+
+def test_help_names_every_command_and_wrong_usage_is_one_line_and_exit_2(run: Run) -> None:
+    told = run("--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    for command in re.findall(r"^  (\w+)  ", told.stdout, re.MULTILINE):
+        own = run(command, "--help")
+        assert (own.returncode, own.stderr) == (0, "")
+        assert own.stdout.startswith(f"usage: tidegate {command}")
+    for wrong in (["nonsense"], ["check", "--nonsense"], ["check", "--face"], ["check", "--face", "cgi9", "x"],
+                  ["explain"], ["explain", "--request", ""], ["explain", "--request", "/", "--cost", "-1"],
+                  ["explain", "--request", "/", "--header", "none"], ["init", "a", "b"], ["check", "--json=1"]):
+        done = run(*wrong)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), wrong
+        assert "--help" in done.stderr
+    assert run().returncode == 2
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure(program: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([program, "init", "-"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space" in done.stderr
+
+
+# ---- init
+
+
+def test_a_first_file_passes_check_without_a_warning_on_every_face(run: Run, tmp_path: Path) -> None:
+    assert run("init").returncode == 0
+    for face in ("asgi", "flask", "wsgi", "fcgi", "fcgi-auth"):
+        done = run("check", "rules.yaml", "--face", face, "--strict")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "rules.yaml: ok\n", "")
+    assert run("init", "-").stdout == (tmp_path / "rules.yaml").read_text()
+
+
+def test_init_leaves_a_file_that_is_there_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("mine")
+    done = run("init")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (tmp_path / "rules.yaml").read_text() == "mine"
+
+
+# ---- check: errors
+
+
+def test_an_error_has_file_line_column_and_what_was_expected(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, "policies:\n  - name: a\n    rules: 5/minuet\n")
+    done = run("check", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"tidegate: error: {path}:3:14: ")
+    assert "minute" in done.stderr
+    told = json.loads(run("check", path, "--json").stdout)
+    assert [(one["ok"], one["error"]["line"], one["error"]["column"]) for one in told] == [(False, 3, 14)]
+
+
+def test_several_files_are_told_apart_and_one_bad_is_bad(run: Run, tmp_path: Path) -> None:
+    good = rules(tmp_path, "policies: []\n")
+    done = run("check", good, tmp_path / "none.yaml")
+    assert (done.returncode, done.stdout) == (1, f"{good}: ok\n")
+    assert "none.yaml" in done.stderr
+
+
+def test_the_file_may_come_from_the_environment(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, "policies: []\n")
+    assert run("check", TIDEGATE_CONFIG=str(path)).returncode == 0
+    assert run("check").returncode == 2
+
+
+# ---- check: warnings
+
+
+def codes(run: Run, path: Path, *options: str) -> list[str]:
+    done = run("check", path, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)
+    return [warning["code"] for warning in told["warnings"]]
+
+
+LOGIN = "{name: login, match: {path: /login}, rules: 5/minute}"
+WARNED: list[tuple[str, list[str], list[str]]] = [
+    ("never-bites", ["{name: a, rules: 5/minute; 1000/hour}"], []),
+    ("never-bites", ["{name: a, rules: [10/second burst 20, 8/2seconds burst 10]}"], []),
+    ("shadowed", ["{name: a, rules: 1/s}", LOGIN], []),
+    ("shadowed", ["{name: a, match: {path: '/api/*'}, rules: 1/s}",
+                  "{name: b, match: {path: [/api/x, '/api/v1/*']}, rules: 1/s}"], []),
+    ("shadowed", ["{name: a, match: {methods: GET}, rules: 1/s}", "{name: b, match: {methods: POST}, rules: 1/s}",
+                  "{name: c, match: {path: /x, methods: [HEAD, POST]}, rules: 1/s}"], []),
+    ("shadowed", ["{name: a, match: {host: '*.x.example'}, rules: 1/s}",
+                  "{name: b, match: {host: a.x.example}, rules: 1/s}"], []),
+    ("by-forwarding-header", ["{name: a, rules: 1/s, by: [ip, 'header:X_Forwarded-FOR']}"], []),
+    ("by-invented", ["{name: a, rules: 1/s, by: 'header:X-Api-Key'}"], []),
+    ("by-invented", ["{name: a, rules: 1/s, by: 'header:X-Api-Key|ip'}"], []),
+    ("by-invented", ["{name: a, rules: 1/s, by: 'ip+header:X-Api-Key'}"], []),
+    ("one-bucket", ["{name: a, rules: 1/s, by: method}"], []),
+    ("one-bucket", ["{name: a, rules: 1/s, by: [host, path]}"], []),
+    ("forgets-before", ["{name: a, rules: 5/month}"], []),
+    ("forgets-before", ["{name: a, rules: 5/2days}"], ["--store", "memory://"]),
+    ("face-cannot-know", ["{name: a, rules: 1/s, by: ip+route}"], ["--face", "fcgi"]),
+]
+SILENT: list[tuple[list[str], list[str]]] = [
+    (["{name: a, rules: 5/minute; 50/day}"], []),
+    (["{name: a, rules: 5/minute fixed_window; 300/hour}"], ["--face", "asgi"]),
+    (["{name: a, rules: [5/second burst 10, 20/2seconds burst 5]}"], []),
+    ([LOGIN, "{name: a, rules: 1/s}"], []),
+    (["{name: a, rules: 1/s, also: true}", LOGIN], []),
+    (["{name: a, rules: 1/s}", "{name: b, match: {path: /x}, rules: 1/s, also: true}"], []),
+    (["{name: a, match: {path: /api}, rules: 1/s}", "{name: b, match: {path: '/api/*'}, rules: 1/s}"], []),
+    (["{name: a, match: {path: '/api/x*'}, rules: 1/s}", "{name: b, match: {path: '/api/*'}, rules: 1/s}"], []),
+    (["{name: a, match: {path: '/*/x'}, rules: 1/s}", "{name: b, match: {path: '/*'}, rules: 1/s}"], []),
+    (["{name: a, match: {methods: GET}, rules: 1/s}", "{name: b, match: {path: /x}, rules: 1/s}"], []),
+    (["{name: a, match: {path: /x, methods: GET}, rules: 1/s}", "{name: b, match: {path: /x}, rules: 1/s}"], []),
+    (["{name: a, rules: 1/s, by: [ip, 'header:X-Api-Key']}"], []),
+    (["{name: a, rules: 1/s, by: user|ip}"], ["--face", "fcgi"]),
+    (["{name: a, rules: deny, by: host}"], []),
+    (["{name: a, rules: 5/day}"], ["--store", "memory://"]),
+    (["{name: a, rules: 1/s, by: ip+route}"], ["--face", "flask"]),
+]
+
+
+@pytest.mark.parametrize(("code", "lines", "options"), WARNED)
+def test_what_is_hardly_meant_is_warned_of(
+    run: Run, tmp_path: Path, code: str, lines: list[str], options: list[str]
+) -> None:
+    path = policies(tmp_path, *lines)
+    assert code in codes(run, path, *options)
+    done = run("check", path, "--strict", *options)
+    assert done.returncode == 1
+    assert re.search(rf"^{re.escape(str(path))}:\d+:\d+: warning: .*\[{code}\]$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("lines", "options"), SILENT)
+def test_what_may_well_be_meant_is_not_warned_of(
+    run: Run, tmp_path: Path, lines: list[str], options: list[str]
+) -> None:
+    assert codes(run, policies(tmp_path, *lines), *options) == []
+
+
+@pytest.mark.parametrize(
+    ("network", "wide"),
+    [("0.0.0.0/0", True), ('"::/0"', True), ("2000::/3", True), ("8.0.0.0/7", True), ("fc00::/7", True),
+     ("10.0.0.0/8", False), ("fd00::/16", False), ('"unix:"', False), ("127.0.0.1", False)],
+)
+def test_a_trusted_list_as_wide_as_the_internet_is_warned_of(
+    run: Run, tmp_path: Path, network: str, wide: bool
+) -> None:
+    path = rules(tmp_path, f"trusted_proxies: [192.0.2.7, {network}]\npolicies: []\n")
+    assert codes(run, path) == (["trusts-everybody"] if wide else [])
+    if wide:
+        assert f"{path}:1:30: " in run("check", path).stdout
+
+
+def test_each_warning_has_its_paragraph(root: Path) -> None:
+    source = (root / "csrc/core/check.c").read_text()
+    manual = (root / "docs/cli.md").read_text()
+    found = set(re.findall(r'warn\(c, "([\w-]+)"', source))
+    assert found == {code for code, _, _ in WARNED} | {"trusts-everybody"}
+    assert found == set(re.findall(r"^\*\*([\w-]+)\*\* — ", manual, re.MULTILINE))
+
+
+def some_rule(random_: random.Random) -> str:
+    kind = random_.choice(["fixed_window", "sliding_log", "sliding_counter", "token_bucket", "leaky_bucket"])
+    burst = f" burst {random_.randint(1, 9)}" if "bucket" in kind else ""
+    return f"{random_.randint(1, 8)}/{random_.randint(1, 6)}s{burst} {kind}"
+
+
+def test_a_rule_told_never_to_bite_never_refuses_alone(run: Run, tmp_path: Path) -> None:
+    random_ = random.Random(5)
+    pairs = [(some_rule(random_), some_rule(random_)) for _ in range(400)]
+    pairs = [(one, other) for one, other in pairs if one.split()[0].split("/")[1] != other.split()[0].split("/")[1]]
+    path = policies(tmp_path, *(f"{{name: p{n}, rules: {one}; {other}}}" for n, (one, other) in enumerate(pairs)))
+    (told,) = json.loads(run("check", path, "--json").stdout)
+    claims = [warning["message"] for warning in told["warnings"] if warning["code"] == "never-bites"]
+    assert len(claims) > 40
+    for claim in claims:
+        number, idle = re.match(r'policy "p(\d+)": "([^"]+)"', claim).groups()  # type: ignore[union-attr]
+        clock = ManualClock(now_us=1_700_000_000_000_000 + random_.randrange(10**7))
+        limiter = Limiter("; ".join(pairs[int(number)]), store="memory://never-bites", clock=clock, name=f"p{number}")
+        for _ in range(150):
+            decision = limiter.hit("x", cost=random_.choice([1, 1, 1, 2]))
+            verdicts = {result.rule: result.allowed for result in decision.rules}
+            assert idle in verdicts
+            assert verdicts[idle] or not all(ok for rule, ok in verdicts.items() if rule != idle), claim
+            clock.advance_us(random_.choice([0, 1000, 100_000, 500_000, 999_999, 1_000_000, 2_500_000]))
+
+
+def test_a_policy_told_to_be_shadowed_never_judges(run: Run, tmp_path: Path) -> None:
+    random_ = random.Random(7)
+    paths = ["/", "/a", "/a/*", "/a/b", "/*", "/a*", "*.php", "/a/*/c", "/a/b/c"]
+    asked = ["/", "/a", "/a/b", "/a/b/c", "/a/x.php", "/ab", "/x.php", "/a/b/b/c", "/zz/y"]
+    claimed = 0
+    for _ in range(40):
+        lines = []
+        for n in range(6):
+            match: dict[str, list[str] | str] = {}
+            if random_.random() < 0.9:
+                match["path"] = random_.sample(paths, random_.randint(1, 2))
+            if random_.random() < 0.4:
+                match["methods"] = random_.sample(["GET", "POST", "HEAD"], random_.randint(1, 2))
+            if random_.random() < 0.3:
+                match["host"] = random_.choice(["*.x", "a.x", "*"])
+            lines.append(json.dumps({"name": f"p{n}", "rules": "1/s", **({"match": match} if match else {})}))
+        path = policies(tmp_path, *lines)
+        (told,) = json.loads(run("check", path, "--json").stdout)
+        shadowed = {warning["message"].split('"')[1] for warning in told["warnings"] if warning["code"] == "shadowed"}
+        claimed += len(shadowed)
+        gate = Gate(path, store="memory://shadowed")
+        for target in asked:
+            for method in ("GET", "POST", "HEAD", "PUT"):
+                for host in ("a.x", "b.x", "y", ""):
+                    met = tidegate.explain(f"{method} {target}", config=gate, host=host).policies
+                    assert not shadowed & set(met), (lines, method, target, host)
+    assert claimed > 40
+
+
+def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/minute; 1000/hour, by: [ip, route]}", LOGIN)
+    for mode, face in (("answer", "fcgi"), ("auth", "fcgi-auth")):
+        mine = run("check", path, "--face", face).stdout.splitlines()
+        daemon = subprocess.run(
+            [program.with_name("tidegate-fcgi"), "--config", path, "--check", "--mode", mode], env=CLEAN,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+        )
+        assert daemon.returncode == 0
+        assert daemon.stdout.splitlines()[:-1] == mine[:-1]
+        assert len(mine) == 4
+
+
+# ---- explain
+
+SITE = """
+trusted_proxies: [10.0.0.0/8]
+policies:
+  - name: everybody
+    rules: 100/hour
+    also: true
+  - name: login
+    match: {path: /login, methods: [POST]}
+    rules: 3/minute
+    by: [ip, "header:X-Api-Key"]
+    missing_identity: shared
+  - name: late
+    match: {path: "/log*"}
+    rules: 1/s
+  - name: gone
+    match: {path: "/v1/*", host: "*.example"}
+    rules: deny
+  - name: me
+    match: {path: /me}
+    rules: 1/minute
+    by: user
+"""
+
+
+def explained(run: Run, *options: object) -> dict[str, Any]:
+    done = run("explain", "--json", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_explain_tells_which_policies_match_and_why_the_others_do_not(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    told = explained(run, "--config", path, "--store", f"shared://{tmp_path}/t", "--request", "POST //login/?x=1")
+    why = {policy["name"]: (policy["applies"], policy["why"]) for policy in told["policies"]}
+    assert why["everybody"] == (True, "also: beside whatever else matches")
+    assert why["login"][0] is True
+    assert why["late"] == (False, 'would match, but "login" in line 7 comes first; also: true would add it')
+    assert why["gone"][0] is False
+    assert 'none of "/v1/*"' in why["gone"][1]
+    assert "no host is known" in why["gone"][1]
+    told = explained(run, "--config", path, "--store", f"shared://{tmp_path}/t", "--request", "/login")
+    why = {policy["name"]: (policy["applies"], policy["why"]) for policy in told["policies"]}
+    assert why["login"] == (False, 'method "GET" is none of "POST"')
+    assert why["late"][0] is True
+
+
+def test_explain_shows_the_live_counts_and_takes_nothing(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    store = f"shared://{tmp_path}/table"
+    gate = Gate(path, store=store)
+    scope = {"type": "http", "method": "POST", "path": "/login", "client": ("192.0.2.1", 1), "headers": []}
+    for used in range(4):
+        for _ in range(2):
+            told = explained(run, "--config", path, "--store", store, "--request", "POST /login", "--ip", "192.0.2.1")
+            left = [(rule["policy"], rule["remaining"]) for rule in told["rules"]]
+            assert left == [("everybody", 100 - used), ("login", 3 - used), ("login", 3 - used)]
+            assert told["decision"]["outcome"] == ("allowed" if used < 3 else "denied")
+            assert told["answer"]["status"] == (0 if used < 3 else 429)
+        judgement = gate.judge_asgi(scope)
+        if used == 3:
+            assert dict(judgement.fields_text)["Retry-After"] == dict(told["answer"]["fields"])["Retry-After"]
+            assert re.sub(r"\d+", "N", judgement.body.decode()) == re.sub(r"\d+", "N", told["answer"]["body"])
+
+
+def test_explain_makes_no_table_and_says_that_there_is_none(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    done = run("explain", "--config", path, "--store", f"shared://{tmp_path}/none", "--request", "/")
+    assert done.returncode == 0
+    assert "no table there yet" in done.stdout
+    assert [one.name for one in tmp_path.iterdir()] == ["rules.yaml"]
+
+
+def test_explain_hides_what_may_be_a_secret_and_still_tells_two_apart(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    shown = []
+    for key in ("hunter2hunter2", "hunter2hunter2", "another", "x" * 65):
+        done = run("explain", "--config", path, "--store", f"shared://{tmp_path}/t", "--request", "POST /login",
+                   "--header", f"X-Api-Key: {key}", "--user", "u", "--json")
+        assert key not in done.stdout
+        shown.append(json.loads(done.stdout)["identities"][1])
+    assert shown[0] == shown[1] != shown[2] != shown[3]
+    assert shown[0].startswith("header:x-api-key (hidden, 14 bytes, #")
+    none = explained(run, "--config", path, "--store", f"shared://{tmp_path}/t", "--request", "POST /login")
+    assert none["identities"][1] == "everybody without header:x-api-key"
+
+
+def test_explain_tells_where_the_address_came_from(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    forged = ("--header", "X-Forwarded-For: 203.0.113.9", "--request", "/", "--config", path, "--store", "memory://")
+    told = explained(run, "--ip", "10.1.1.1", *forged)
+    assert (told["client"], told["client_why"]) == ("203.0.113.9", "from x-forwarded-for: the peer, 10.1.1.1, is trusted")
+    told = explained(run, "--ip", "192.0.2.1", *forged)
+    assert told["client"] == "192.0.2.1"
+    assert "is ignored, since 192.0.2.1 is not among trusted_proxies" in told["client_why"]
+    told = explained(run, "--ip", "unix:", *forged)
+    assert told["client"] == ""
+
+
+def test_explain_tells_refusals_that_are_no_limit(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    common = ("--config", path, "--store", "memory://")
+    told = explained(run, *common, "--request", "/v1/x", "--host", "a.example")
+    assert (told["decision"]["outcome"], told["answer"]["status"]) == ("forbidden", 403)
+    told = explained(run, *common, "--request", "/me")
+    assert (told["decision"]["outcome"], told["decision"]["missing"]) == ("unidentified", "user")
+    told = explained(run, *common, "--request", "OPTIONS /login", "--header", "Origin: https://a.example",
+                     "--header", "Access-Control-Request-Method: POST")
+    assert told["decision"]["outcome"] == "free"
+    told = explained(run, *common, "--request", "/", "--cost", "101")
+    assert (told["decision"]["outcome"], told["decision"]["retry_after_us"]) == ("denied", None)
+    text = run("explain", *common, "--request", "/", "--cost", "101").stdout
+    assert "this cost never passes" in text
+    assert "decision  denied by" in text
+
+
+def test_a_request_as_a_log_has_it_is_understood(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    told = explained(run, "--config", path, "--store", "memory://", "--request", "POST /login HTTP/1.1")
+    assert [policy["name"] for policy in told["policies"] if policy["applies"]] == ["everybody", "login"]
+
+
+def test_explain_of_a_wrong_file_or_store_fails_in_one_line(run: Run, tmp_path: Path) -> None:
+    bad = rules(tmp_path, "policies: 5\n")
+    good = tmp_path / "good.yaml"
+    good.write_text(SITE)
+    for options in (["--config", bad], ["--config", tmp_path / "none"], [], ["--config", good, "--store", "nowhere://x"]):
+        done = run("explain", "--request", "/", *options)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+# ---- the same in Python
+
+
+def test_python_explains_in_the_same_words(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    store = f"shared://{tmp_path}/table"
+    Gate(path, store=store).judge_wsgi({"REQUEST_METHOD": "POST", "PATH_INFO": "/login", "REMOTE_ADDR": "192.0.2.1"})
+    mine = tidegate.explain(
+        "POST /login", config=path, store=store, ip="192.0.2.1", headers={"X-Api-Key": "k", "Host": "h"}, cost=2
+    )
+    options = ("--config", path, "--store", store, "--request", "POST /login", "--ip", "192.0.2.1",
+               "--header", "X-Api-Key: k", "--header", "Host: h", "--cost", "2")
+    other = explained(run, *options)
+    moving = re.compile(r'("reset_after_us": |as new in )[\d.]+')
+    assert moving.sub("", json.dumps(mine.data)) == moving.sub("", json.dumps(other))
+    assert moving.sub("", f"request   POST /login\n{mine}") == moving.sub("", run("explain", *options).stdout)
+    assert mine.outcome == "allowed"
+    assert mine.policies == ["everybody", "login"]
+    assert repr(mine) == "<Explanation allowed, policies ['everybody', 'login']>"
+
+
+def test_python_explains_from_a_gate_that_counts_in_memory(tmp_path: Path) -> None:
+    gate = Gate(rules(tmp_path, SITE), store="memory://explained")
+    gate.judge_asgi({"type": "http", "method": "GET", "path": "/", "client": ("192.0.2.1", 1), "headers": []})
+    for _ in range(3):
+        assert tidegate.explain("/", config=gate, ip="192.0.2.1").data["rules"][0]["remaining"] == 99
+    assert tidegate.explain("/", config=gate, ip="192.0.2.2").data["rules"][0]["remaining"] == 100
+
+
+def test_python_refuses_what_cannot_be_explained(tmp_path: Path) -> None:
+    path = rules(tmp_path, SITE)
+    with pytest.raises(ValueError, match="METHOD PATH"):
+        tidegate.explain("GET ", config=path, store="memory://")
+    with pytest.raises(TypeError, match="pairs"):
+        tidegate.explain("/", config=path, store="memory://", headers=[("a", "b", "c")])  # type: ignore[list-item]
+    with pytest.raises(ConfigError):
+        tidegate.explain("/", config=tmp_path / "none")
+    with pytest.raises((StoreError, ConfigError)):
+        tidegate.explain("/", config=path, store="nowhere://x")
+    assert [one.name for one in tmp_path.iterdir()] == ["rules.yaml"]
