@@ -163,9 +163,13 @@ static void
 a_name_that_does_not_exist_costs_no_more_than_the_deadline(void **unused)
 {
     (void)unused;
+    pthread_t lateness; /* not for all tests: some fork, which the thread sanitizer follows only without threads */
+    lateness_begin(&lateness);
+    time_begin();
     const uint64_t began_us = tg__monotonic_us();
     tg_store *store = open_store("redis://no-such-host.invalid:6379", NULL);
-    assert_in_time(tg__monotonic_us() - began_us, 400000);
+    assert_in_time(tg__monotonic_us() - began_us, 300000);
+    lateness_end(lateness);
     tg_limiter *limiter = open_limiter(store, "9/minute", "x");
     assert_true(hit(limiter, "a").degraded);
     tg_limiter_close(limiter);
@@ -861,9 +865,5 @@ main(void)
         cmocka_unit_test_setup(the_stores_clock_is_the_servers, begin),
         cmocka_unit_test_setup(many_hits_keep_descriptors_and_memory_as_they_were, begin),
     };
-    pthread_t lateness;
-    lateness_begin(&lateness);
-    const int failed = cmocka_run_group_tests(tests, begin_all, end_all);
-    lateness_end(lateness);
-    return failed;
+    return cmocka_run_group_tests(tests, begin_all, end_all);
 }
