@@ -221,7 +221,7 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
             tell_untouched(targets[i].rule, &after, now_us, verdict);
         } else if (paid) {
             charged = true;
-        } else if (!taken && verdict->allowed && targets[i].cost > 0) {
+        } else if (verdict->allowed && targets[i].cost > 0) { /* taken by none, or paid before: as it stands now */
             tell_untouched(targets[i].rule, &seen[i], now_us, verdict);
         }
         tg_result *result = &results[i];

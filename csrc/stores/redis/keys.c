@@ -86,6 +86,8 @@ tg__redis_names_add(tg_redis_names *names, const tg_rule *rule, const char *spac
 {
     char suffix[TG__REDIS_SUFFIX_MAX];
     size_t length = 0;
+    if (3 * (strlen(space) + strlen(name)) + 48 > sizeof suffix)
+        return tg__error(error, TG_E_ARG, "redis: a rule's namespace and name are too long for a key");
     suffix[length++] = ':';
     length += escape(suffix + length, space);
     suffix[length++] = ':';
