@@ -264,7 +264,7 @@ def test_a_policy_told_to_be_shadowed_never_judges(run: Run, tmp_path: Path) -> 
 
 
 def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> None:
-    path = policies(tmp_path, "{name: a, rules: 5/minute; 1000/hour, by: [ip, route]}", LOGIN)
+    path = policies(tmp_path, "{name: a, rules: 5/minute; 1000/hour, by: [ip, route|ip]}", LOGIN)
     for mode, face in (("answer", "fcgi"), ("auth", "fcgi-auth")):
         mine = run("check", path, "--face", face).stdout.splitlines()
         daemon = subprocess.run(
