@@ -229,6 +229,7 @@ judge_challenges(court *of, const bench *challenges, bool alone, tg_error *error
         return status;
     of->judgement->needs_body |= said.needs_body;
     if (is_refusal(&said)) {
+        memcpy(of->judgement->missing, said.missing, sizeof said.missing);
         of->judgement->challenged = true;
         if (!alone)
             return TG_OK;
@@ -258,6 +259,7 @@ judge_shadows(court *of, const bench *shadows, bool alone, tg_error *error)
         return status;
     of->judgement->needs_body |= said.needs_body;
     if (is_refusal(&said)) {
+        memcpy(of->judgement->missing, said.missing, sizeof said.missing);
         of->judgement->shadow_denied = true;
         memcpy(of->judgement->shadow_policy, said.policy, sizeof said.policy);
     } else {

@@ -385,7 +385,7 @@ typedef struct tg_judgement {
     tg_outcome outcome;
     int status;                          /* 0: let through; else the HTTP status of the refusal */
     char policy[TG_NAME_BYTES_MAX + 1];  /* of the reported rule */
-    char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED: the kind that is missing */
+    char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED, or a policy not enforced: the kind */
     tg_decision decision;                /* ALLOWED, DENIED, FORBIDDEN, UNAVAILABLE; else result_count is 0 */
     /* Only tg_gate_judge sets what follows; elsewhere it is false. */
     bool challenged;    /* over a limit of `mode: challenge`: let through, for the application to ask for a proof */
