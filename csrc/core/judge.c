@@ -2,6 +2,8 @@
  * Must not enter: YAML, faces, how a new reading comes into force. */
 #include "core/gate.h"
 
+#include "core/metrics.h"
+
 /* What the client is told, in the words of the policy that is reported. */
 static void
 answer_for(const tg_snapshot *now, tg_store *store, const size_t *found, size_t count, const tg_judgement *judgement,
@@ -39,6 +41,8 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
                                                 &reported, error);
     if (status != TG_OK)
         return status;
+    if (!request->peek)
+        tg__metrics_judged(limiters, count, judgement, reported);
     const uint16_t own_status = now->config->policies[found[reported]].style.statuses[judgement->outcome];
     if (own_status)
         judgement->status = own_status;
