@@ -70,7 +70,7 @@ check_together(const tg_reader *r, const tg_node *list)
         if (!policy->also)
             continue;
         together++;
-        pairs += policy->rule_count * policy->by_count;
+        pairs += policy->rules_most * policy->by_count;
         if (dimensions <= TG_DIMENSIONS_MAX)
             dimensions += add_dimensions(policy, seen, dimensions, 2 * TG_DIMENSIONS_MAX);
     }
@@ -86,7 +86,7 @@ check_together(const tg_reader *r, const tg_node *list)
         const tg_policy *a = &config->policies[i];
         if (a->also)
             continue;
-        const size_t own_pairs = pairs + a->rule_count * a->by_count;
+        const size_t own_pairs = pairs + a->rules_most * a->by_count;
         const size_t own = dimensions + add_dimensions(a, seen, dimensions, 2 * TG_DIMENSIONS_MAX);
         if (own_pairs > TG_TARGETS_MAX)
             return too_many(r, list, "pairs of rule and dimension", own_pairs, TG_TARGETS_MAX, a, NULL);
@@ -94,7 +94,7 @@ check_together(const tg_reader *r, const tg_node *list)
             return too_many(r, list, "dimensions", own, TG_DIMENSIONS_MAX, a, NULL);
         for (size_t j = i + 1; j < config->policy_count; j++) {
             const tg_policy *b = &config->policies[j];
-            const size_t both_pairs = own_pairs + b->rule_count * b->by_count;
+            const size_t both_pairs = own_pairs + b->rules_most * b->by_count;
             if (b->also || !may_meet(a, b))
                 continue;
             if (both_pairs > TG_TARGETS_MAX)
@@ -110,7 +110,25 @@ check_together(const tg_reader *r, const tg_node *list)
 }
 
 static tg_status
-read_policies(const tg_reader *r, const tg_node *node)
+add_policy(const tg_reader *r, const tg_node *node, const char *default_name)
+{
+    tg_config *config = r->config;
+    tg_policy *policy = &config->policies[config->policy_count];
+    const tg_status status = tg__read_policy(r, node, default_name, policy);
+    if (status != TG_OK)
+        return status;
+    for (size_t i = 0; i < config->policy_count; i++)
+        if (strcmp(config->policies[i].name, policy->name) == 0)
+            return tg__source_error(&r->source, node->at, "found a second policy \"%s\": the first begins in line "
+                                                          "%u, and names tell counts apart",
+                                    policy->name, config->policies[i].line);
+    config->policy_count++;
+    return TG_OK;
+}
+
+/* `unmatched` is the last policy: what nothing before it matches. */
+static tg_status
+read_policies(const tg_reader *r, const tg_node *node, const tg_node *unmatched)
 {
     tg_config *config = r->config;
     char shown[96];
@@ -120,22 +138,15 @@ read_policies(const tg_reader *r, const tg_node *node)
     if (node->count > TG_POLICIES_MAX)
         return tg__source_error(&r->source, node->at, "found %zu policies, expected at most %d", node->count,
                                 TG_POLICIES_MAX);
-    config->policies = tg__arena_take(r->kept, (node->count + 1) * sizeof *config->policies);
+    config->policies = tg__arena_take(r->kept, (node->count + 2) * sizeof *config->policies);
     if (!config->policies)
         return tg__read_no_memory(r);
-    for (const tg_node *entry = node->first; entry; entry = entry->next) {
-        tg_policy *policy = &config->policies[config->policy_count];
-        const tg_status status = tg__read_policy(r, entry, policy);
-        if (status != TG_OK)
-            return status;
-        for (size_t i = 0; i < config->policy_count; i++)
-            if (strcmp(config->policies[i].name, policy->name) == 0)
-                return tg__source_error(&r->source, entry->at, "found a second policy \"%s\": the first begins in line "
-                                                               "%u, and names tell counts apart",
-                                        policy->name, config->policies[i].line);
-        config->policy_count++;
-    }
-    return check_together(r, node);
+    tg_status status = TG_OK;
+    for (const tg_node *entry = node->first; status == TG_OK && entry; entry = entry->next)
+        status = add_policy(r, entry, NULL);
+    if (status == TG_OK && unmatched)
+        status = add_policy(r, unmatched, "unmatched");
+    return status == TG_OK ? check_together(r, node) : status;
 }
 
 /* ---- who the client is ---- */
@@ -180,7 +191,7 @@ static tg_status
 read_defaults(tg_reader *r, const tg_node *node)
 {
     static const char *const known[] = { TG_SETTINGS_WORDS, NULL };
-    static const char *const later[] = { "mode", "exempt", "deny", "log_decisions", NULL };
+    static const char *const later[] = { "mode", "log_decisions", NULL };
     static const tg_keys allowed = { "defaults", known, later };
     const tg_node *values[TG_KEYS_MAX];
     const tg_status status = tg__read_keys(r, node, &allowed, values);
@@ -190,11 +201,11 @@ read_defaults(tg_reader *r, const tg_node *node)
 static tg_status
 read_file(tg_reader *r, const tg_node *root)
 {
-    enum { STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, DEFAULTS, POLICIES };
-    static const char *const known[] = { "store",       "namespace", "trusted_proxies", "client_header",
-                                         "user_header", "defaults",  "policies",        NULL };
-    static const char *const later[] = { "include", "plans", "headers", "body",         "log_decisions", "pause_when",
-                                         "exempt",  "deny",  "secret",  "reset_format", "mode",          NULL };
+    enum { STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, EXEMPT, DENY, DEFAULTS, POLICIES, UNMATCHED };
+    static const char *const known[] = { "store",  "namespace", "trusted_proxies", "client_header", "user_header",
+                                         "exempt", "deny",      "defaults",        "policies",      "unmatched",
+                                         NULL };
+    static const char *const later[] = { "include", "plans", "log_decisions", "pause_when", "secret", "mode", NULL };
     static const tg_keys allowed = { "the rules file", known, later };
     tg_config *config = r->config;
     const tg_node *values[TG_KEYS_MAX];
@@ -221,12 +232,17 @@ read_file(tg_reader *r, const tg_node *root)
             status = check_client(r, values[USER_HEADER],
                                   &(tg_client_options){ .user_header = tg_text_of(config->user_header) });
     }
+    if (status == TG_OK && values[EXEMPT])
+        status = tg__read_roll(r, values[EXEMPT], &config->exempt);
+    if (status == TG_OK && values[DENY])
+        status = tg__read_roll(r, values[DENY], &config->deny);
     if (status == TG_OK && values[DEFAULTS])
         status = read_defaults(r, values[DEFAULTS]);
+    config->style = r->defaults.style;
     if (status == TG_OK && !values[POLICIES])
         return tg__source_error(&r->source, root->at, "found no \"policies\", expected a list of them");
     if (status == TG_OK)
-        status = read_policies(r, values[POLICIES]);
+        status = read_policies(r, values[POLICIES], values[UNMATCHED]);
     return status;
 }
 
@@ -236,10 +252,11 @@ tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *e
     holder *held = calloc(1, sizeof *held);
     tg_arena tree = { 0 };
     tg_node *root = NULL;
+    tg_place last = { 0 };
     if (!held)
         return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
     tg_reader r = {
-        .source = { .text = yaml, .path = path, .arena = &tree, .error = error },
+        .source = { .text = yaml, .path = path, .arena = &tree, .error = error, .last = &last },
         .kept = &held->arena,
         .config = &held->config,
         .defaults = { .style = tg__style_default },

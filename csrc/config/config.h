@@ -6,8 +6,32 @@
 #include "base/base.h"
 #include "http/http.h"     /* how an answer looks is the file's to say */
 #include "identity/path.h" /* paths are matched as they are counted */
+#include "identity/roll.h"
+
+typedef struct tg_place {
+    size_t at;
+    unsigned line, column; /* from 1, in bytes */
+} tg_place;
 
 typedef struct tg_match tg_match; /* parsed `match`: paths with '*', methods, hosts */
+
+/* What one request takes, beyond what the face says (which this multiplies). */
+typedef struct tg_cost {
+    enum { TG_COST_FIXED, TG_COST_HEADER, TG_COST_QUERY, TG_COST_RESPONSE } source;
+    uint64_t units;      /* fixed; of a header or query that is not there; of a response that has not come yet */
+    uint64_t least, most;
+    tg_header_name header;
+    tg_text query;
+} tg_cost;
+
+/* Rules that hold for clients of one plan. */
+typedef struct tg_plan {
+    tg_text name;
+    char *rules_text;
+    size_t rule_count;
+} tg_plan;
+
+#define TG_PLANS_MAX 32
 
 typedef struct tg_policy {
     char name[TG_NAME_BYTES_MAX + 1];
@@ -15,7 +39,8 @@ typedef struct tg_policy {
     bool also;              /* does not end the search */
     tg_match *match;        /* NULL: every request */
     tg_rule rules[TG_RULES_MAX];
-    size_t rule_count;
+    size_t rule_count;      /* of `rules` */
+    size_t rules_most;      /* of `rules` or any plan */
     char *rules_text;       /* as written */
     tg_text *by;            /* default: "ip" */
     size_t by_count;
@@ -23,6 +48,12 @@ typedef struct tg_policy {
     tg_on_full on_full;
     tg_missing missing_identity;
     tg_style style;         /* of the answer when this policy is the one reported */
+    tg_roll exempt, deny;
+    tg_cost cost;
+    tg_plan *plans;         /* `rules` are those of clients whose plan is not among them */
+    size_t plan_count;
+    tg_header_name plan_header; /* length 0: the application says which plan it is */
+    tg_place by_place[TG_DIMENSIONS_MAX], route_place; /* for what a face cannot tell; line 0: not written */
 } tg_policy;
 
 typedef struct tg_config {
@@ -34,7 +65,9 @@ typedef struct tg_config {
     size_t trusted_proxy_count;
     char *client_header; /* NULL: default */
     char *user_header;   /* NULL: none */
-    tg_policy *policies;
+    tg_roll exempt, deny; /* whatever they ask for */
+    tg_style style;       /* of answers that no policy gives */
+    tg_policy *policies;  /* the last may be that of `unmatched` */
     size_t policy_count;
 } tg_config;
 

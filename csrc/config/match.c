@@ -8,6 +8,13 @@ enum { PATTERN_BYTES_MAX = 1024 };
 
 /* ---- patterns ---- */
 
+static void
+to_lower(tg_text text, char *lower)
+{
+    for (size_t i = 0; i < text.length; i++)
+        lower[i] = text.data[i] >= 'A' && text.data[i] <= 'Z' ? (char)(text.data[i] | 0x20) : text.data[i];
+}
+
 static bool
 compile(tg_arena *arena, tg_text text, tg_pattern *pattern)
 {
@@ -29,6 +36,55 @@ compile(tg_arena *arena, tg_text text, tg_pattern *pattern)
     return true;
 }
 
+/* Length of a "{name}" at the beginning of the text; 0: there is none. */
+static size_t
+segment_name(tg_text text)
+{
+    size_t i = 1;
+    if (text.length < 3 || text.data[0] != '{')
+        return 0;
+    while (i < text.length && (text.data[i] == '_' || (text.data[i] >= '0' && text.data[i] <= '9') ||
+                               ((text.data[i] | 0x20) >= 'a' && (text.data[i] | 0x20) <= 'z')))
+        i++;
+    return i > 1 && i < text.length && text.data[i] == '}' ? i + 1 : 0;
+}
+
+/* A path with "{id}" in it. Since each stands for a whole segment, what it takes is known at once, and no path makes
+ * comparing slow. */
+static bool
+compile_segments(tg_arena *arena, tg_text text, tg_pattern *pattern, const char **fault)
+{
+    size_t count = 1, start = 0, piece = 0;
+    const bool open = text.data[text.length - 1] == '*';
+    text.length -= open;
+    for (size_t i = 0; i < text.length; i++) {
+        count += text.data[i] == '{';
+        if (text.data[i] == '*')
+            *fault = "expected '*' at the end alone where a path has \"{id}\"";
+    }
+    const char *copy = tg__arena_copy(arena, text);
+    tg_text *pieces = tg__arena_take(arena, count * sizeof *pieces);
+    if (!copy || !pieces)
+        return false;
+    for (size_t i = 0; i < text.length && !*fault; i++) {
+        if (text.data[i] != '{' && text.data[i] != '}')
+            continue;
+        const size_t length = segment_name((tg_text){ text.data + i, text.length - i });
+        if (length == 0 || i == 0 || text.data[i - 1] != '/' || (i + length < text.length && text.data[i + length] != '/'))
+            *fault = "expected \"{id}\" to stand for one whole segment (\"/users/{id}/edit\"); '*' stands for anything";
+        pieces[piece++] = (tg_text){ copy + start, i - start };
+        start = i + length;
+        i = start - 1;
+    }
+    if (*fault)
+        return true;
+    if (open && start == text.length)
+        *fault = "expected '/' between \"{id}\" and '*'";
+    pieces[piece++] = (tg_text){ copy + start, text.length - start };
+    *pattern = (tg_pattern){ .pieces = pieces, .piece_count = piece, .segments = true, .open = open };
+    return true;
+}
+
 bool
 tg__pattern_path(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault)
 {
@@ -43,8 +99,12 @@ tg__pattern_path(tg_arena *arena, tg_text written, tg_pattern *pattern, const ch
     if (*fault)
         return true;
     const tg_text text = { normal, tg__path_normalise(written, normal) };
-    if (!compile(arena, text, pattern))
+    if (memchr(text.data, '{', text.length) || memchr(text.data, '}', text.length)) {
+        if (!compile_segments(arena, text, pattern, fault))
+            return false;
+    } else if (!compile(arena, text, pattern)) {
         return false;
+    }
     pattern->below = text.length >= 2 && memcmp(text.data + text.length - 2, "/*", 2) == 0;
     return true;
 }
@@ -70,10 +130,46 @@ tg__pattern_host(tg_arena *arena, tg_text written, tg_pattern *pattern, const ch
     return compile(arena, (tg_text){ normal, length }, pattern);
 }
 
+bool
+tg__pattern_route(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault)
+{
+    *fault = written.length > PATTERN_BYTES_MAX ? "expected at most 1024 bytes" : NULL;
+    return *fault || compile(arena, written, pattern);
+}
+
+bool
+tg__pattern_value(tg_arena *arena, tg_text written, tg_pattern *pattern, const char **fault)
+{
+    char lower[PATTERN_BYTES_MAX];
+    *fault = written.length > PATTERN_BYTES_MAX ? "expected at most 1024 bytes" : NULL;
+    if (*fault)
+        return true;
+    to_lower(written, lower);
+    return compile(arena, (tg_text){ lower, written.length }, pattern);
+}
+
 static bool
 begins(tg_text text, tg_text with)
 {
     return text.length >= with.length && (with.length == 0 || memcmp(text.data, with.data, with.length) == 0);
+}
+
+static bool
+meets_segments(const tg_pattern *pattern, tg_text text)
+{
+    for (size_t i = 0; i < pattern->piece_count; i++) {
+        if (i > 0) {
+            const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
+            const size_t length = slash ? (size_t)(slash - text.data) : text.length;
+            if (length == 0)
+                return false;
+            text = (tg_text){ text.data + length, text.length - length };
+        }
+        if (!begins(text, pattern->pieces[i]))
+            return false;
+        text = (tg_text){ text.data + pattern->pieces[i].length, text.length - pattern->pieces[i].length };
+    }
+    return text.length == 0 || pattern->open;
 }
 
 /* First and last piece stand at the ends; each piece between them is taken where it is found first. That never has to
@@ -81,6 +177,8 @@ begins(tg_text text, tg_text with)
 bool
 tg__pattern_meets(const tg_pattern *pattern, tg_text text)
 {
+    if (pattern->segments)
+        return meets_segments(pattern, text);
     const tg_text first = pattern->pieces[0], last = pattern->pieces[pattern->piece_count - 1];
     if (pattern->piece_count == 1)
         return text.length == first.length && begins(text, first);
@@ -166,6 +264,45 @@ meets_host(const tg_match *match, subject *of)
     return false;
 }
 
+static bool
+meets_route(const tg_match *match, const tg_request *request)
+{
+    for (size_t i = 0; i < match->route_count; i++)
+        if (tg__pattern_meets(&match->routes[i], request->route))
+            return true;
+    return match->route_count == 0;
+}
+
+enum { HEADER_BYTES_MAX = 8192 }; /* of a value; servers take no longer lines */
+
+static bool
+meets_value(const tg_match_header *header, tg_text value)
+{
+    char lower[HEADER_BYTES_MAX];
+    value.length = value.length < sizeof lower ? value.length : sizeof lower;
+    to_lower(value, lower);
+    for (size_t i = 0; i < header->value_count; i++)
+        if (tg__pattern_meets(&header->values[i], (tg_text){ lower, value.length }))
+            return true;
+    return false;
+}
+
+/* Sent several times, one line that meets is enough. */
+static bool
+meets_headers(const tg_match *match, const tg_request *request)
+{
+    for (size_t i = 0; i < match->header_count; i++) {
+        tg_header_lines lines = tg__header_lines(request, &match->headers[i].name);
+        tg_text value;
+        bool met = false;
+        while (!met && tg__header_previous(&lines, &value))
+            met = meets_value(&match->headers[i], tg__text_trim(value));
+        if (!met)
+            return false;
+    }
+    return true;
+}
+
 /* The policies of one reading of the path, in the file's order. */
 static size_t
 find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
@@ -177,7 +314,8 @@ find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
         if (decided && !policy->also)
             continue;
         if (policy->match && !(meets_method(policy->match, of) && meets_path(policy->match, of) &&
-                               meets_host(policy->match, of)))
+                               meets_host(policy->match, of) && meets_route(policy->match, of->request) &&
+                               meets_headers(policy->match, of->request)))
             continue;
         found[count++] = i;
         decided |= !policy->also;

@@ -64,8 +64,11 @@ enum {
     "on_store_failure", "on_full", "missing_identity", "headers", "body", "reset_format", "texts", "statuses"
 tg_status tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *policy);
 
+tg_status tg__read_roll(const tg_reader *r, const tg_node *node, tg_roll *roll);
+
 /* ---- policy.c ---- */
 
-tg_status tg__read_policy(const tg_reader *r, const tg_node *node, tg_policy *policy);
+/* `default_name`: of a policy that need not have one; else NULL. */
+tg_status tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_name, tg_policy *policy);
 
 #endif

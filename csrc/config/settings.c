@@ -124,3 +124,31 @@ tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *p
         status = read_style(r, values, &policy->style);
     return status;
 }
+
+/* ---- lists of clients ---- */
+
+tg_status
+tg__read_roll(const tg_reader *r, const tg_node *node, tg_roll *roll)
+{
+    const tg_node *entry;
+    *roll = (tg_roll){ .count = 0 };
+    if (node->kind == TG_NODE_LIST && node->count == 0)
+        return TG_OK; /* nobody, said in so many words */
+    tg_status status = tg__want_entries(r, node, "a network (\"10.0.0.0/8\"), \"user:NAME\" or \"header:NAME=VALUE\"",
+                                        &entry, &roll->count);
+    if (status != TG_OK)
+        return status;
+    tg_roll_entry *entries = tg__arena_take(r->kept, roll->count * sizeof *entries);
+    if (!entries)
+        return tg__read_no_memory(r);
+    for (size_t i = 0; status == TG_OK && entry; entry = tg__read_after(node, entry), i++) {
+        tg_error fault;
+        tg_text kept;
+        status = tg__read_kept(r, entry->text, &kept);
+        if (status == TG_OK && tg__roll_parse(kept, &entries[i], &fault) != TG_OK)
+            return tg__read_fault(r, entry, &fault, false);
+        roll->has_network |= entries[i].kind == TG_ROLL_NETWORK;
+    }
+    roll->entries = entries;
+    return status;
+}

@@ -9,45 +9,48 @@
 
 /* ---- places ---- */
 
-static void
-locate(const tg_source *source, size_t at, unsigned *line, unsigned *column)
+tg_place
+tg__source_place(const tg_source *source, size_t at)
 {
-    *line = *column = 1;
-    for (size_t i = 0; i < at && i < source->text.length; i++) {
-        ++*column;
-        if (source->text.data[i] == '\n') {
-            ++*line;
-            *column = 1;
+    tg_place place = { .line = 1, .column = 1 };
+    if (source->last && source->last->line && source->last->at <= at)
+        place = *source->last;
+    for (; place.at < at && place.at < source->text.length; place.at++) {
+        place.column++;
+        if (source->text.data[place.at] == '\n') {
+            place.line++;
+            place.column = 1;
         }
     }
+    if (source->last)
+        *source->last = place;
+    return place;
 }
 
 unsigned
 tg__source_line(const tg_source *source, size_t at)
 {
-    unsigned line, column;
-    locate(source, at, &line, &column);
-    return line;
+    return tg__source_place(source, at).line;
 }
 
 tg_status
 tg__source_error(const tg_source *source, size_t at, const char *format, ...)
 {
     char what[400];
-    unsigned line, column;
     if (!source->error)
         return TG_E_CONFIG;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    locate(source, at, &line, &column);
+    const tg_place place = tg__source_place(source, at);
     /* Of a long path the end is shown: that is where files differ. */
     const size_t length = strlen(source->path);
     const char *path = length > 160 ? source->path + length - 157 : source->path;
-    tg__error(source->error, TG_E_CONFIG, "%s%s:%u:%u: %s", length > 160 ? "..." : "", path, line, column, what);
-    source->error->line = line;
-    source->error->column = column;
+    tg__error(source->error, TG_E_CONFIG, "%s%s:%u:%u: %s", length > 160 ? "..." : "", path, place.line,
+              place.column, what);
+    source->error->line = place.line;
+    source->error->column = place.column;
     return TG_E_CONFIG;
 }
 

@@ -3,6 +3,7 @@
 #ifndef TG_YAML_TREE_H
 #define TG_YAML_TREE_H
 
+#include "config/config.h" /* tg_place */
 #include "config/config_arena.h"
 
 /* The text being read and whom to tell. */
@@ -11,6 +12,7 @@ typedef struct tg_source {
     const char *path;
     tg_arena *arena;
     tg_error *error; /* may be NULL */
+    tg_place *last;  /* where a place was looked for last: the next lies behind it most times. May be NULL */
 } tg_source;
 
 typedef enum tg_node_kind { TG_NODE_SCALAR, TG_NODE_LIST, TG_NODE_MAP } tg_node_kind;
@@ -34,7 +36,8 @@ tg_status tg__yaml_read(const tg_source *source, tg_node **root);
 /* Fills the error with "PATH:LINE:COLUMN: ...". Returns TG_E_CONFIG. */
 tg_status tg__source_error(const tg_source *source, size_t at, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Line (from 1) of a byte of the text. */
+/* Line and column of a byte of the text. */
+tg_place tg__source_place(const tg_source *source, size_t at);
 unsigned tg__source_line(const tg_source *source, size_t at);
 /* Where byte `offset` of a scalar's value stands in the text: exact for scalars on one line without escapes, else
  * where the scalar begins. */

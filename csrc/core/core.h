@@ -41,10 +41,19 @@ void tg__gate_let_go(tg_gate *gate, const tg_held *held);
 const char *tg__gate_store_uri(const tg_gate *gate); /* as chosen when opened */
 bool tg__gate_stands_in(const tg_gate *gate); /* opened to look, and there was no table */
 
-/* tg_limiters_judge, and `reported`: the index of the limiter whose name the judgement bears. */
-tg_status tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                             const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
-                             size_t *reported, tg_error *error);
+enum { TG_SUFFIX_BYTES_MAX = 16 };
+/* tg_limiter_open; what is counted is named with the suffix, the limiter without it. */
+tg_status tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options,
+                           const char *suffix, tg_limiter **opened, tg_error *error);
+
+/* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters, each with a cost of its own, at most TG_LIMIT_MAX. `reported` is the
+ * index of the limiter whose name the judgement bears. */
+tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
+                             const tg_request *request, const tg_decision *const *prior, size_t prior_count,
+                             tg_judgement *judgement, size_t *reported, tg_error *error);
+
+/* A CORS preflight: free on every face. */
+bool tg__is_preflight(const tg_request *request);
 
 /* Around each `apply`: one notice when a store begins to fail, one when it has answered for a second. */
 void tg__failure_seen(tg_store *store, const tg_error *error);

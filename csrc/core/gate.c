@@ -32,6 +32,7 @@ struct tg_gate {
     char *path;
     char *store_uri;       /* as chosen when opened */
     bool store_from_file;
+    unsigned faces;        /* TG_FACE_ bits; 0: not said */
     bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
     tg_store *store;
     client_entry *clients; /* the newest first */
@@ -83,8 +84,13 @@ snapshot_close(tg_snapshot *old)
 {
     if (!old)
         return;
-    for (size_t i = 0; i < old->limiter_count; i++)
+    for (size_t i = 0; i < old->limiter_count; i++) {
         tg_limiter_close(old->limiters[i]);
+        for (size_t k = 0; old->plans[i] && k < old->config->policies[i].plan_count; k++)
+            tg_limiter_close(old->plans[i][k]);
+        free(old->plans[i]);
+    }
+    free(old->plans);
     free(old->limiters);
     tg__config_close(old->config);
     free(old);
@@ -194,13 +200,14 @@ take_client(tg_gate *gate, const tg_config *config, const tg_client **client, tg
     return TG_OK;
 }
 
-/* The limiter of one policy. What the store cannot hold is a fault of the file: it is told with the policy's place. */
+/* The limiter of one policy, or of one plan of it. What the store cannot hold is a fault of the file: it is told with the
+ * policy's place. */
 static tg_status
 open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, const tg_policy *policy,
-            tg_limiter **limiter, tg_error *error)
+            const char *rules_text, tg_limiter **limiter, tg_error *error)
 {
     const tg_limiter_options options = {
-        .rules = tg_text_of(policy->rules_text),
+        .rules = tg_text_of(rules_text),
         .name = tg_text_of(policy->name),
         .space = tg_text_of(config->space),
         .by = policy->by,
@@ -210,7 +217,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .missing_identity = policy->missing_identity,
     };
     tg_error fault;
-    const tg_status status = tg_limiter_open(gate->store, client, &options, limiter, &fault);
+    const tg_status status = tg__limiter_open(gate->store, client, &options, "", limiter, &fault);
     if (status == TG_OK || !error)
         return status == TG_E_RULE ? TG_E_CONFIG : status;
     if (status != TG_E_RULE && status != TG_E_CONFIG) {
@@ -222,6 +229,75 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
     error->line = policy->line;
     error->column = 1;
     return TG_E_CONFIG;
+}
+
+static tg_status
+face_error(const tg_config *config, const tg_policy *policy, tg_place place, const char *what, tg_error *error)
+{
+    tg__error(error, TG_E_CONFIG, "%s:%u:%u: policy \"%s\" asks for %s, which this face cannot know: it would never limit "
+                                  "anybody here",
+              config->path, place.line, place.column, policy->name, what);
+    if (error) {
+        error->line = place.line;
+        error->column = place.column;
+    }
+    return TG_E_CONFIG;
+}
+
+/* A policy that asks for what the face cannot know would be read and never bite. */
+static tg_status
+check_face(const tg_gate *gate, const tg_config *config, const tg_policy *policy, const tg_limiter *limiter,
+           tg_error *error)
+{
+    if (gate->faces == 0)
+        return TG_OK;
+    for (size_t i = 0; i < limiter->by_count; i++) {
+        const char *unknown = tg__by_unknown(limiter->by[i], gate->faces);
+        char what[TG_NAME_BYTES_MAX + 3];
+        if (!unknown)
+            continue;
+        snprintf(what, sizeof what, "\"%s\"", unknown);
+        return face_error(config, policy, policy->by_place[i], what, error);
+    }
+    if (policy->route_place.line && !(gate->faces & TG_FACE_ROUTE))
+        return face_error(config, policy, policy->route_place, "the route", error);
+    return TG_OK;
+}
+
+/* All limiters of a policy. What is made is the snapshot's, also on failure. */
+static tg_status
+prepare_policy(tg_gate *gate, tg_snapshot *made, size_t at, tg_error *error)
+{
+    const tg_policy *policy = &made->config->policies[at];
+    tg_status status = open_policy(gate, made->config, made->client, policy, policy->rules_text, &made->limiters[at],
+                                   error);
+    if (status == TG_OK)
+        status = check_face(gate, made->config, policy, made->limiters[at], error);
+    if (status != TG_OK || policy->plan_count == 0)
+        return status;
+    made->plans[at] = calloc(policy->plan_count, sizeof *made->plans[at]);
+    if (!made->plans[at])
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory", made->config->path);
+    for (size_t i = 0; status == TG_OK && i < policy->plan_count; i++)
+        status = open_policy(gate, made->config, made->client, policy, policy->plans[i].rules_text,
+                             &made->plans[at][i], error);
+    return status;
+}
+
+/* Whether the policy does no more than judge by its rules. */
+static bool
+is_simple(const tg_policy *policy)
+{
+    return policy->exempt.count == 0 && policy->deny.count == 0 && policy->plan_count == 0 &&
+           policy->cost.source == TG_COST_FIXED && policy->cost.units == 1;
+}
+
+static void
+look_over(tg_snapshot *made)
+{
+    made->simple = made->config->exempt.count == 0 && made->config->deny.count == 0;
+    for (size_t i = 0; i < made->limiter_count; i++)
+        made->simple &= is_simple(&made->config->policies[i]);
 }
 
 static const char *
@@ -260,18 +336,21 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
     }
     made->config = config;
     made->limiters = calloc(config->policy_count + 1, sizeof(tg_limiter *));
-    if (!made->limiters)
+    made->plans = calloc(config->policy_count + 1, sizeof(tg_limiter **));
+    if (!made->limiters || !made->plans)
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
     if (status == TG_OK)
         status = take_client(gate, config, &made->client, error);
     for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
-        status = open_policy(gate, config, made->client, &config->policies[i], &made->limiters[i], error);
-        made->limiter_count += status == TG_OK;
+        made->limiter_count++; /* closing takes what is there */
+        status = prepare_policy(gate, made, i, error);
     }
-    if (status == TG_OK)
+    if (status == TG_OK) {
+        look_over(made);
         *prepared = made;
-    else
+    } else {
         snapshot_close(made);
+    }
     return status;
 }
 
@@ -334,6 +413,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
 {
     tg_config *config;
     tg_snapshot *first = NULL;
+    gate->faces = options->faces;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
         status = tg__config_read(gate->path, &config, error);
@@ -451,7 +531,8 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
     for (size_t i = 0; i < now->config->policy_count && !policy; i++)
         if (tg__text_is(name, now->config->policies[i].name))
             policy = &now->config->policies[i];
-    const tg_status status = policy ? open_policy(gate, now->config, now->client, policy, limiter, error)
+    const tg_status status = policy ? open_policy(gate, now->config, now->client, policy, policy->rules_text, limiter,
+                                                  error)
                                     : no_such_policy(now->config, name, error);
     unpin(gate, pinned);
     return status;

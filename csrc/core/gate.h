@@ -10,8 +10,10 @@
 typedef struct tg_snapshot {
     tg_config *config;
     const tg_client *client; /* the gate's: see client_entry */
-    tg_limiter **limiters;   /* one for each policy, in the file's order */
+    tg_limiter **limiters;   /* one for each policy, in the file's order; of policies with plans the one for the rest */
+    tg_limiter ***plans;     /* for each policy with plans one for each of them, else NULL */
     size_t limiter_count;
+    bool simple;             /* no policy does more than judge: the short way */
 } tg_snapshot;
 
 /* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */

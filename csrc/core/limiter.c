@@ -26,10 +26,12 @@ copy_name(char to[TG_NAME_BYTES_MAX + 1], tg_text name, const char *what, tg_err
 
 /* Before anything is decided, so that a rule the store could never hold is refused when it is made. */
 static tg_status
-admit_rules(tg_limiter *limiter, tg_text space, tg_text name, tg_error *error)
+admit_rules(tg_limiter *limiter, tg_text space, const char *suffix, tg_error *error)
 {
+    char name[TG_NAME_BYTES_MAX + TG_SUFFIX_BYTES_MAX + 1];
+    stpcpy(stpcpy(name, limiter->name), suffix);
     for (size_t i = 0; i < limiter->rule_count; i++) {
-        tg__rule_scope(&limiter->rules[i], space, name);
+        tg__rule_scope(&limiter->rules[i], space, tg_text_of(name));
         const tg_status status = limiter->store->ops->admit_rule(limiter->store, &limiter->rules[i], error);
         if (status != TG_OK)
             return status;
@@ -38,8 +40,8 @@ admit_rules(tg_limiter *limiter, tg_text space, tg_text name, tg_error *error)
 }
 
 tg_status
-tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options, tg_limiter **opened,
-                tg_error *error)
+tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options, const char *suffix,
+                 tg_limiter **opened, tg_error *error)
 {
     if (options->by_count > TG_DIMENSIONS_MAX)
         return tg__error(error, TG_E_CONFIG, "`by` lists %zu dimensions, at most %d are possible", options->by_count,
@@ -61,7 +63,7 @@ tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_optio
     if (status == TG_OK)
         status = tg_rules_parse(options->rules, options->preferred, limiter->rules, &limiter->rule_count, error);
     if (status == TG_OK)
-        status = admit_rules(limiter, tg_text_of(space), tg_text_of(limiter->name), error);
+        status = admit_rules(limiter, tg_text_of(space), suffix, error);
     if (status == TG_OK && !client) {
         status = tg_client_open(&(tg_client_options){ .trusted_proxy_count = 0 }, &limiter->own_client, error);
         limiter->client = limiter->own_client;
@@ -82,6 +84,13 @@ tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_optio
     }
     tg_limiter_close(limiter);
     return status;
+}
+
+tg_status
+tg_limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options, tg_limiter **opened,
+                tg_error *error)
+{
+    return tg__limiter_open(store, client, options, "", opened, error);
 }
 
 void
@@ -422,8 +431,8 @@ has_header(const tg_request *request, const char *name)
 
 /* A browser asks before it sends: to count or refuse the question would hide the answer from the page (Fetch standard,
  * CORS-preflight request). */
-static bool
-is_preflight(const tg_request *request)
+bool
+tg__is_preflight(const tg_request *request)
 {
     return tg__text_is(request->method, "OPTIONS") && has_header(request, "Origin") &&
            has_header(request, "Access-Control-Request-Method");
@@ -462,6 +471,11 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
     const bool full = decision->identity_count == TG_DIMENSIONS_MAX;
     tg_identity *identity = full ? &beyond : &decision->identities[decision->identity_count];
     const tg_status status = tg__by_of_request(by, limiter->client, request, identity, judgement->missing, error);
+    if (status == TG_E_UNSUPPORTED) {
+        judgement->needs_body = true;
+        *index = SIZE_MAX;
+        return TG_OK;
+    }
     if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
         tg__by_shared(by, identity);
     else if (status != TG_OK)
@@ -476,8 +490,8 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
 }
 
 static tg_status
-plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost, struct plan *plan,
-             tg_judgement *judgement, size_t *reported, tg_error *error)
+plan_request(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count, const tg_request *request,
+             struct plan *plan, tg_judgement *judgement, size_t *reported, tg_error *error)
 {
     plan->count = 0;
     for (size_t i = 0; i < limiter_count; i++) {
@@ -496,8 +510,8 @@ plan_request(tg_limiter *const *limiters, size_t limiter_count, const tg_request
                 memcpy(judgement->policy, limiters[i]->name, sizeof judgement->policy);
                 *reported = i;
             }
-            if (status == TG_OK)
-                status = add_targets(plan, limiters[i], i, index, cost, &judgement->decision, error);
+            if (status == TG_OK && index != SIZE_MAX)
+                status = add_targets(plan, limiters[i], i, index, costs[i], &judgement->decision, error);
             if (status != TG_OK)
                 return status;
         }
@@ -533,32 +547,31 @@ conclude(tg_limiter *const *limiters, tg_judgement *judgement)
 }
 
 tg_status
-tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, size_t *reported,
-                   tg_error *error)
+tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
+                   const tg_request *request, const tg_decision *const *prior, size_t prior_count,
+                   tg_judgement *judgement, size_t *reported, tg_error *error)
 {
     *reported = 0;
-    if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
-        return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
-                         limiter_count);
-    if (cost > TG_LIMIT_MAX)
-        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
     tg__judgement_unmatched(judgement);
-    if (is_preflight(request))
+    if (tg__is_preflight(request))
         return TG_OK;
     struct plan plan;
-    const tg_status status = plan_request(limiters, limiter_count, request, cost, &plan, judgement, reported, error);
+    const tg_status status = plan_request(limiters, costs, limiter_count, request, &plan, judgement, reported, error);
     if (status == TG_E_IDENTITY) {
         judgement->decision.allowed = false;
         judgement->decision.result_count = 0;
+        judgement->needs_body = false;
         return TG_OK; /* the answer missing_identity asks for, not a failure */
     }
     if (status != TG_OK)
         return status;
+    if (plan.count == 0)
+        return TG_OK; /* all of it waits for the body */
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
     decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
     *reported = conclude(limiters, judgement);
+    judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
 }
 
@@ -566,8 +579,16 @@ tg_status
 tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
 {
+    if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
+        return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
+                         limiter_count);
+    if (cost > TG_LIMIT_MAX)
+        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
+    uint64_t costs[TG_LIMITERS_MAX];
     size_t reported;
-    const tg_status status = tg__limiters_judge(limiters, limiter_count, request, cost, prior, prior_count, judgement,
+    for (size_t i = 0; i < limiter_count; i++)
+        costs[i] = cost;
+    const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, judgement,
                                                 &reported, error);
     if (status == TG_OK && !request->peek)
         tg__metrics_judged(limiters, limiter_count, judgement, reported);

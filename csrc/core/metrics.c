@@ -25,8 +25,8 @@ tg__latency_end(tg_store *store, uint64_t began_ns)
     store->ops->latency_add(store, tg__latency_clock_ns() - began_ns);
 }
 
-static void
-add(const tg_limiter *limiter, tg_metric metric)
+void
+tg__metrics_one(const tg_limiter *limiter, tg_metric metric)
 {
     tg_counter *const line = tg__metric_line(limiter);
     if (line)
@@ -64,7 +64,7 @@ tg__metrics_judged(tg_limiter *const *limiters, size_t limiter_count, const tg_j
     }
     for (size_t i = 0; i < limiter_count; i++)
         if (each || i == reported)
-            add(limiters[i], metric);
+            tg__metrics_one(limiters[i], metric);
 }
 
 /* ---- reading ---- */

@@ -44,6 +44,9 @@ tg__metric_of(const tg_decision *decision)
     return decision->results[decision->reported].rule.algorithm == TG_DENY ? TG_METRIC_FORBIDDEN : TG_METRIC_DENIED;
 }
 
+/* Counts at one of them. */
+void tg__metrics_one(const tg_limiter *limiter, tg_metric metric);
+
 /* Counts a judgement over `limiters`; `reported` is the index of the one whose name it bears. */
 void tg__metrics_judged(tg_limiter *const *limiters, size_t limiter_count, const tg_judgement *judgement, size_t reported);
 

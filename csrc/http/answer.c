@@ -232,13 +232,14 @@ same_rule(const tg_result *a, const tg_result *b)
 }
 
 static size_t
-find_items(const tg_decision *decision, size_t name_count, item items[TG_TARGETS_MAX])
+find_items(const tg_decision *decision, const tg_style_facts *facts, item items[TG_TARGETS_MAX])
 {
     size_t count = 0;
     for (size_t i = 0; i < decision->result_count; i++) {
         const tg_result *result = &decision->results[i];
         size_t at = 0, ordinal = 1;
-        if (result->limiter >= name_count || result->rule.algorithm == TG_DENY)
+        if (result->limiter >= facts->name_count || !facts->names[result->limiter] ||
+            result->rule.algorithm == TG_DENY)
             continue;
         while (at < count && !same_rule(items[at].nearest, result)) {
             ordinal += items[at].nearest->limiter == result->limiter;
@@ -276,7 +277,7 @@ static void
 add_ietf(writer *out, const tg_judgement *judgement, const tg_style_facts *facts)
 {
     item items[TG_TARGETS_MAX];
-    const size_t count = find_items(&judgement->decision, facts->name_count, items);
+    const size_t count = find_items(&judgement->decision, facts, items);
     for (size_t field = 0; field < 2; field++) {
         const size_t start = out->used;
         for (size_t i = 0; i < count; i++) {
@@ -321,7 +322,7 @@ put_violated(writer *out, const tg_judgement *judgement, const tg_style_facts *f
         bool violated = false;
         for (size_t i = 0; i < decision->result_count; i++)
             violated |= decision->results[i].limiter == name && !decision->results[i].allowed;
-        if (!violated)
+        if (!violated || !facts->names[name])
             continue;
         put_word(out, before);
         put_word(out, "\"");

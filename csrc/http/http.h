@@ -27,8 +27,8 @@ extern const tg_style tg__style_default;
 
 /* What a style may need that no judgement holds. */
 typedef struct tg_style_facts {
-    const char *const *names; /* of the policies, by tg_result.limiter */
-    size_t name_count;        /* results of limiters past it are not shown */
+    const char *const *names; /* of the policies, by tg_result.limiter; NULL: not to be shown */
+    size_t name_count;
     uint64_t utc_us;          /* now */
 } tg_style_facts;
 

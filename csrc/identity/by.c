@@ -3,22 +3,49 @@
 #include "identity/identity.h"
 
 #include "identity/client.h"
+#include "identity/fields.h"
 #include "identity/path.h"
 
 #include <stdlib.h>
 
 enum { ALTERNATIVES_MAX = 8 };
 
-typedef enum part_kind { KIND_IP, KIND_USER, KIND_ROUTE, KIND_PATH, KIND_METHOD, KIND_HOST, KIND_HEADER } part_kind;
+typedef enum part_kind {
+    KIND_IP,
+    KIND_USER,
+    KIND_ROUTE,
+    KIND_PATH,
+    KIND_METHOD,
+    KIND_HOST,
+    KIND_API_KEY,
+    KIND_FINGERPRINT,
+    KIND_HEADER,
+    KIND_COOKIE,
+    KIND_QUERY,
+    KIND_FORM,
+    KIND_JSON
+} part_kind;
 
 static const struct {
     const char *word;
     part_kind kind;
 } kinds[] = {
-    { "ip", KIND_IP },     { "user", KIND_USER },     { "route", KIND_ROUTE },
-    { "path", KIND_PATH }, { "method", KIND_METHOD }, { "host", KIND_HOST },
+    { "ip", KIND_IP },         { "user", KIND_USER }, { "route", KIND_ROUTE },     { "path", KIND_PATH },
+    { "method", KIND_METHOD }, { "host", KIND_HOST }, { "api_key", KIND_API_KEY }, { "fingerprint", KIND_FINGERPRINT },
 };
-#define KINDS_SHOWN "ip, user, route, path, method, host, header:NAME"
+/* Those with a name behind them, which counts letter by letter. */
+static const struct {
+    const char *prefix;
+    part_kind kind;
+} named[] = {
+    { "cookie:", KIND_COOKIE },
+    { "query:", KIND_QUERY },
+    { "form:", KIND_FORM },
+    { "json:", KIND_JSON },
+};
+#define KINDS_SHOWN                                                                                                    \
+    "ip, user, route, path, method, host, api_key, fingerprint, header:NAME, cookie:NAME, query:NAME, form:NAME, "      \
+    "json:NAME"
 
 typedef struct part {
     part_kind kind;
@@ -26,6 +53,7 @@ typedef struct part {
     char text[TG_NAME_BYTES_MAX + 1];    /* as it stands in the identity: header names in lower case, '_' as '-' */
     char written[TG_NAME_BYTES_MAX + 1]; /* as the operator wrote it, for messages */
     tg_header_name header;
+    tg_text name; /* cookie, query, form, json: in `written` */
 } part;
 
 typedef struct alternative {
@@ -53,15 +81,14 @@ word_error(tg_error *error, tg_text whole, tg_text word, const char *format, con
     return TG_E_CONFIG;
 }
 
+/* A cookie's, parameter's or member's name: anything visible, so that it can be told from its neighbours. */
 static bool
-is_later(tg_text word)
+is_name(tg_text name)
 {
-    static const char *const prefixes[] = { "cookie:", "query:", "form:", "json:" };
-    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
-        if (word.length >= strlen(prefixes[i]) &&
-            tg__text_is_nocase((tg_text){ word.data, strlen(prefixes[i]) }, prefixes[i]))
-            return true;
-    return tg__text_is_nocase(word, "api_key") || tg__text_is_nocase(word, "fingerprint");
+    for (size_t i = 0; i < name.length; i++)
+        if ((unsigned char)name.data[i] <= ' ' || name.data[i] == 0x7f)
+            return false;
+    return name.length > 0;
 }
 
 static tg_status
@@ -91,8 +118,19 @@ parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
         memcpy(into->text + 7, into->header.text, into->header.length);
         return TG_OK;
     }
-    if (is_later(word))
-        return word_error(error, whole, word, "by: \"%s\" is not available yet: expected one of %s", KINDS_SHOWN);
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
+        const size_t prefix = strlen(named[i].prefix);
+        if (word.length < prefix || !tg__text_is_nocase((tg_text){ word.data, prefix }, named[i].prefix))
+            continue;
+        if (!is_name((tg_text){ word.data + prefix, word.length - prefix }))
+            return word_error(error, whole, word, "by: \"%s\": expected a name behind \"%s\"", named[i].prefix);
+        into->kind = named[i].kind;
+        into->length = (uint8_t)word.length;
+        memcpy(into->text, named[i].prefix, prefix);
+        memcpy(into->text + prefix, word.data + prefix, word.length - prefix);
+        into->name = (tg_text){ into->text + prefix, word.length - prefix };
+        return TG_OK;
+    }
     return word_error(error, whole, word, "by: unknown kind \"%s\": expected one of %s, joined by '+', or alternatives "
                                           "separated by '|'",
                       KINDS_SHOWN);
@@ -180,6 +218,17 @@ tg__by_close(tg_by *by)
     free(by);
 }
 
+static bool
+is_kind(const part *wanted, tg_text kind)
+{
+    tg_header_name name;
+    if (wanted->kind != KIND_HEADER)
+        return tg__text_is(kind, wanted->text);
+    return kind.length > 7 && tg__text_is_nocase((tg_text){ kind.data, 7 }, "header:") &&
+           tg__header_name((tg_text){ kind.data + 7, kind.length - 7 }, &name) &&
+           strcmp(name.text, wanted->header.text) == 0;
+}
+
 bool
 tg__by_names(const tg_by *by, const char *kind)
 {
@@ -187,18 +236,48 @@ tg__by_names(const tg_by *by, const char *kind)
     for (size_t a = 0; a < by->count; a++) {
         for (size_t i = 0; i < by->alternatives[a].count; i++) {
             const part *p = &by->alternatives[a].parts[i];
-            if (p->kind == KIND_HEADER) {
-                tg_header_name name;
-                if (length >= 7 && tg__text_is_nocase((tg_text){ kind, 7 }, "header:") &&
-                    (length == 7 || (tg__header_name((tg_text){ kind + 7, length - 7 }, &name) &&
-                                     strcmp(name.text, p->header.text) == 0)))
-                    return true;
-            } else if (strcmp(p->text, kind) == 0) {
+            const bool whole_kind = length && kind[length - 1] == ':'; /* "header:": any of them */
+            if (whole_kind && p->length > length && tg__text_is_nocase((tg_text){ p->text, length }, kind))
                 return true;
-            }
+            if (is_kind(p, tg_text_of(kind)))
+                return true;
         }
     }
     return false;
+}
+
+static bool
+is_of_body(const part *wanted)
+{
+    return wanted->kind == KIND_FORM || wanted->kind == KIND_JSON;
+}
+
+/* Whether a face can tell all parts of one alternative. */
+static bool
+face_knows(const alternative *one, unsigned faces)
+{
+    for (size_t i = 0; i < one->count; i++) {
+        const unsigned needed = is_of_body(&one->parts[i])          ? TG_FACE_BODY
+                                : one->parts[i].kind == KIND_USER  ? TG_FACE_USER
+                                : one->parts[i].kind == KIND_ROUTE ? TG_FACE_ROUTE
+                                                                   : 0;
+        if (needed & ~faces)
+            return false;
+    }
+    return true;
+}
+
+const char *
+tg__by_unknown(const tg_by *by, unsigned faces)
+{
+    for (size_t a = 0; a < by->count; a++)
+        if (face_knows(&by->alternatives[a], faces))
+            return NULL;
+    const alternative *last = &by->alternatives[by->count - 1];
+    for (size_t i = 0; i < last->count; i++)
+        if (!face_knows(&(alternative){ .count = 1, .parts = { last->parts[i] } }, faces))
+            return last->parts[i].written;
+    return last->parts[0].written;
 }
 
 /* Where values that need another spelling are written. One `by` names a kind once per alternative, so one place for
@@ -208,6 +287,7 @@ typedef struct scratch {
     char host[TG_HOST_BYTES_MAX];
     char method[TG_METHOD_BYTES_MAX];
     char path[TG_PATH_BYTES_MAX];
+    char fields[TG_PARTS_MAX][TG_VALUE_BYTES_MAX]; /* one for each part */
 } scratch;
 
 static bool
@@ -220,16 +300,8 @@ present(tg_text text, tg_text *value)
 /* ---- from a request ---- */
 
 static bool
-user_of(const tg_client *client, const tg_request *request, tg_text *value)
-{
-    if (request->user.length)
-        return present(request->user, value);
-    return client && client->user_header.length && !request->client_resolved &&
-           tg__client_trusts(client, request->peer) && tg__header_single(request, &client->user_header, value);
-}
-
-static bool
-value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, tg_text *value)
+value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, char *room,
+                 tg_text *value)
 {
     switch (wanted->kind) {
     case KIND_IP:
@@ -238,7 +310,7 @@ value_of_request(const part *wanted, const tg_client *client, const tg_request *
         *value = tg_text_of(at->address);
         return true;
     case KIND_USER:
-        return user_of(client, request, value);
+        return tg__client_user(client, request, value);
     case KIND_ROUTE:
         return present(request->route, value);
     case KIND_PATH:
@@ -250,26 +322,32 @@ value_of_request(const part *wanted, const tg_client *client, const tg_request *
         return present((tg_text){ at->host, tg__host_normalise(request->host, at->host) }, value);
     case KIND_HEADER:
         return tg__header_single(request, &wanted->header, value);
+    case KIND_COOKIE:
+        return tg__cookie_value(request, wanted->name, value);
+    case KIND_QUERY:
+        return tg__query_value(request, wanted->name, room, value);
+    case KIND_FORM:
+        return tg__form_value(request, wanted->name, room, value);
+    case KIND_JSON:
+        return tg__json_value(request, wanted->name, room, value);
+    case KIND_API_KEY:
+        *value = (tg_text){ room, TG_DIGEST_BYTES };
+        return tg__api_key(request, (uint8_t *)room);
+    case KIND_FINGERPRINT:
+        if (tg_client_resolve(client, request, at->address, NULL) != TG_OK)
+            return false;
+        tg__fingerprint(request, tg_text_of(at->address), (uint8_t *)room);
+        *value = (tg_text){ room, TG_DIGEST_BYTES };
+        return true;
     }
     return false;
 }
 
 /* ---- from values given by kind ---- */
 
-static bool
-is_kind(const part *wanted, tg_text kind)
-{
-    tg_header_name name;
-    if (wanted->kind != KIND_HEADER)
-        return tg__text_is(kind, wanted->text);
-    return kind.length > 7 && tg__text_is_nocase((tg_text){ kind.data, 7 }, "header:") &&
-           tg__header_name((tg_text){ kind.data + 7, kind.length - 7 }, &name) &&
-           strcmp(name.text, wanted->header.text) == 0;
-}
-
 static tg_status
 value_of_values(const part *wanted, const tg_client *client, const tg_part *values, size_t value_count, scratch *at,
-                tg_text *value, tg_error *error)
+                char *room, tg_text *value, tg_error *error)
 {
     tg_text given = { 0 };
     for (size_t i = 0; i < value_count; i++)
@@ -296,8 +374,17 @@ value_of_values(const part *wanted, const tg_client *client, const tg_part *valu
     case KIND_HEADER:
         found = present(tg__text_trim(given), value);
         break;
+    case KIND_API_KEY:
+        tg__digest(value, 1, (uint8_t *)room, TG_DIGEST_BYTES);
+        *value = (tg_text){ room, TG_DIGEST_BYTES };
+        break;
     case KIND_USER:
     case KIND_ROUTE:
+    case KIND_FINGERPRINT:
+    case KIND_COOKIE:
+    case KIND_QUERY:
+    case KIND_FORM:
+    case KIND_JSON:
         break;
     }
     return found ? TG_OK : TG_E_IDENTITY;
@@ -321,12 +408,17 @@ tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *re
     for (size_t a = 0; a < by->count; a++) {
         const alternative *one = &by->alternatives[a];
         tg_part parts[TG_PARTS_MAX];
+        bool in_body = false;
         wanting = NULL;
         for (size_t i = 0; i < one->count && !wanting; i++) {
             parts[i].kind = (tg_text){ one->parts[i].text, one->parts[i].length };
-            if (!value_of_request(&one->parts[i], client, request, &at, &parts[i].value))
+            if (request->body_follows && !request->body_read && is_of_body(&one->parts[i]))
+                in_body = true;
+            else if (!value_of_request(&one->parts[i], client, request, &at, at.fields[i], &parts[i].value))
                 wanting = &one->parts[i];
         }
+        if (!wanting && in_body)
+            return TG_E_UNSUPPORTED; /* later alternatives are for requests whose body lacks it */
         if (!wanting)
             return tg__identity_join(parts, one->count, identity, error);
     }
@@ -346,7 +438,7 @@ tg__by_of_values(const tg_by *by, const tg_client *client, const tg_part *values
         for (size_t i = 0; i < one->count && !wanting; i++) {
             parts[i].kind = (tg_text){ one->parts[i].text, one->parts[i].length };
             const tg_status status = value_of_values(&one->parts[i], client, values, value_count, &at,
-                                                     &parts[i].value, error);
+                                                     at.fields[i], &parts[i].value, error);
             if (status == TG_E_ARG) {
                 memcpy(missing, one->parts[i].written, sizeof one->parts[i].written);
                 return TG_E_IDENTITY;

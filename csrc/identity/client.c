@@ -351,6 +351,26 @@ find(const tg_client *client, const tg_request *request, hop *at, tg_error *erro
                      client->header.text);
 }
 
+bool
+tg__client_address(const tg_client *client, const tg_request *request, tg_address *address)
+{
+    hop at;
+    const bool found = find(client ? client : &tg__client_default, request, &at, NULL) == TG_OK;
+    if (found)
+        *address = at.address;
+    return found;
+}
+
+bool
+tg__client_user(const tg_client *client, const tg_request *request, tg_text *user)
+{
+    *user = request->user;
+    if (request->user.length)
+        return true;
+    return client && client->user_header.length && !request->client_resolved &&
+           tg__client_trusts(client, request->peer) && tg__header_single(request, &client->user_header, user);
+}
+
 tg_status
 tg_client_resolve(const tg_client *client, const tg_request *request, char address[TG_ADDRESS_TEXT_MAX],
                   tg_error *error)

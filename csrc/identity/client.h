@@ -30,6 +30,11 @@ bool tg__peer_is_local(tg_text peer);
 /* Whether the peer may speak for others. */
 bool tg__client_trusts(const tg_client *client, tg_text peer);
 
+/* The client's whole address, before it is cut to a prefix. false: not known. */
+bool tg__client_address(const tg_client *client, const tg_request *request, tg_address *address);
+/* The user: what the face authenticated, else what a trusted peer says in user_header. */
+bool tg__client_user(const tg_client *client, const tg_request *request, tg_text *user);
+
 /* One list element of RFC 7239: the node that `for` names, unquoted. false: malformed, no `for`, or two of them. */
 bool tg__forwarded_for(tg_text element, char node[TG_ADDRESS_TEXT_MAX], size_t *length);
 /* Takes the last element off `rest`, at the last ',' outside quotes. Scanned from the right, where the trusted proxy

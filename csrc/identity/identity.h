@@ -17,12 +17,13 @@ bool tg__header_is(tg_text name, const char *wanted);
 
 typedef struct tg_by tg_by; /* one dimension: alternatives ("|") of joined ("+") kinds, parsed */
 
-/* "ip", "ip+route", "user|ip", "header:X-Api-Key". TG_E_CONFIG: unknown kind (lists those known), one that is not
- * available yet, an empty word, too many parts. error->offset marks the word. Allocates. */
+/* "ip", "ip+route", "user|ip", "header:X-Api-Key". TG_E_CONFIG: unknown kind (lists those known), an empty word, too many
+ * parts. error->offset marks the word. Allocates. */
 tg_status tg__by_parse(tg_text text, tg_by **by, tg_error *error);
 void tg__by_close(tg_by *by);
 
 /* The identity of a request, or of values given by kind. The first alternative whose kinds are all present is taken.
+ * TG_E_UNSUPPORTED, without a word in `error`: a part stands in the body, which is yet to be read.
  * With none present TG_E_IDENTITY, and `missing` names the first kind wanting of the last alternative.
  * A shared stand-in (missing_identity: shared) is the caller's: tg__by_shared. */
 tg_status tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *request, tg_identity *identity,
@@ -33,5 +34,7 @@ tg_status tg__by_of_values(const tg_by *by, const tg_client *client, const tg_pa
 void tg__by_shared(const tg_by *by, tg_identity *identity);
 /* Whether any alternative names this kind (exact spelling, or "header:" for any header). */
 bool tg__by_names(const tg_by *by, const char *kind);
+/* A kind that a face with these TG_FACE_ bits cannot tell, where no alternative does without; else NULL. */
+const char *tg__by_unknown(const tg_by *by, unsigned faces);
 
 #endif

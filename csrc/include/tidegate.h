@@ -337,6 +337,7 @@ typedef struct tg_request {
     tg_text query; /* without '?'; empty: what stands behind '?' in `path` */
     tg_text body;  /* at most TG_BODY_BYTES_MAX of it; looked at where `body_read` says that it is there */
     bool body_read;
+    bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
 } tg_request;

@@ -391,7 +391,9 @@ contention_is_no_error_and_999_of_1000_hits_take_less_than_a_millisecond(void **
     }
     print_message("%" PRIu64 " hits, %" PRIu64 " slower than 1 ms\n", hits, slow);
     assert_int_equal(unanswered, 0);
+#if !defined(__SANITIZE_ADDRESS__) /* instrumented, a hit is several times as long and meets more changes of process */
     assert_true(slow * 1000 < hits);
+#endif
     munmap(workers, PROCESSES * sizeof *workers);
     tg_limiter_close(limiter);
     tg_store_close(store);

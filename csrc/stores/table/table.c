@@ -829,7 +829,7 @@ hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
         if (__builtin_expect(i > 0 && at->leader != i, 0)) {
             const plan *const leader = &now->plans[at->leader];
             tell_untouched(at, &leader->state, &leader->log, &at->verdict); /* after the leader's charge, if any */
-        } else if (!takes && at->verdict.allowed && at->target->cost > 0) {
+        } else if (!(takes && at->charges) && at->verdict.allowed && at->target->cost > 0) {
             tell_untouched(at, &at->state, &at->log, &at->verdict);
         }
         report(&at->verdict, takes && at->charges, &results[i]);

@@ -56,6 +56,10 @@ paths_meet_their_patterns_in_any_spelling(void **unused)
         { "/u/*/edit", "/u/7/edit", true }, { "/u/*/edit", "/u/7/8/edit", true }, { "/u/*/edit", "/u/edit", false },
         { "/u/*/edit", "/u//edit", true }, /* as sent */
         { "/u/*/*", "/u/7", true },         { "/u/*/*", "/u", false },
+        { "/u/{id}", "/u/7", true },        { "/u/{id}", "/u/7/", true },       { "/u/{id}", "/u", false },
+        { "/u/{id}", "/u/7/x", false },     { "/u/{id}/x", "/u/7/x", true },    { "/u/{id}/x", "/u/x", false },
+        { "/{a}/{b}", "/1/2", true },       { "/{a}/{b}", "/1/2/3", false },    { "/u/{id}/*", "/u/7/a/b", true },
+        { "/u/{id}/*", "/u/7", true },      { "/u/{id}/*", "/u", false },       { "/u/{id}", "/u/%2e%2e", true }, /* as sent */
         { "/a*b*c", "/abc", true },         { "/a*b*c", "/axxbxxc", true },     { "/a*b*c", "/acb", false },
         { "/a*a", "/a", false },            { "/a*a", "/aa", true },            { "/a**b", "/ab", true },
         { "/*a*", "/bab", true },           { "/*a*", "/b", false },
@@ -260,6 +264,27 @@ patterns_agree_with_their_definition(void **unused)
     }
 }
 
+static void
+routes_and_headers_narrow_a_match(void **unused)
+{
+    (void)unused;
+    const tg_header headers[] = { { tg_text_of("user-agent"), tg_text_of("Mozilla BadBot/1.0") },
+                                  { tg_text_of("X-Beta"), tg_text_of("0") },
+                                  { tg_text_of("X-Beta"), tg_text_of(" 1 ") } };
+    const tg_request request = { .route = tg_text_of("/users/{id}"), .path = tg_text_of("/users/7"),
+                                 .headers = headers, .header_count = 3 };
+    assert_true(meets("{route: \"/users/{id}\"}", &request));
+    assert_true(meets("{route: [/a, \"/users/*\"]}", &request));
+    assert_false(meets("{route: /users/7}", &request));
+    assert_true(meets("{header: {User-Agent: \"*badbot*\"}}", &request));
+    assert_true(meets("{header: {USER_AGENT: \"*BadBot*\", X-Beta: 1}}", &request));
+    assert_false(meets("{header: {User-Agent: \"*badbot\"}}", &request));
+    assert_false(meets("{header: {X-Beta: [\"2\", \"3\"]}}", &request));
+    assert_false(meets("{header: {X-Gamma: \"*\"}}", &request));
+    assert_false(meets("{header: {X-Beta: 1}, path: /other}", &request));
+    assert_false(meets("{route: /a}", &(tg_request){ .path = tg_text_of("/a") }));
+}
+
 int
 main(void)
 {
@@ -272,6 +297,7 @@ main(void)
         cmocka_unit_test(a_request_that_no_policy_speaks_of_meets_none),
         cmocka_unit_test(no_pattern_takes_long),
         cmocka_unit_test(patterns_agree_with_their_definition),
+        cmocka_unit_test(routes_and_headers_narrow_a_match),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

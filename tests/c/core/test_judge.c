@@ -11,8 +11,11 @@
 
 #define NOW_US UINT64_C(1700000000000000)
 
+#define COUNT(table) (sizeof(table) / sizeof((table)[0]))
+
 static tg_clock *now;
 static tg_gate *gate;
+static unsigned faces;
 static char told_text[4096];
 
 /* Each test has a table of its own under a clock that stands. */
@@ -27,7 +30,8 @@ rules(const char *yaml)
     assert_int_equal(write(fd, yaml, strlen(yaml)), (ssize_t)strlen(yaml));
     close(fd);
     snprintf(store, sizeof store, "memory://judge-%d-%u", (int)getpid(), count++);
-    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of(store), .clock = now };
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of(store), .clock = now,
+                                      .faces = faces };
     const tg_status status = tg_gate_open(&options, &gate, &error);
     unlink(path);
     if (status != TG_OK)
@@ -93,6 +97,7 @@ end(void **unused)
     tg_gate_close(gate);
     tg_clock_close(now);
     gate = NULL;
+    faces = 0;
     return 0;
 }
 
@@ -205,6 +210,238 @@ the_longest_answer_fits_and_stays_whole(void **unused)
     lacks(text, "t=18446744073710"); /* TG_NEVER */
 }
 
+/* ---- whom it does not concern ---- */
+
+static const char *
+told_with(const char *name, const char *value, const char *path, const char *peer)
+{
+    const tg_header header = { tg_text_of(name), tg_text_of(value) };
+    return told_of(&(tg_request){ .method = tg_text_of("GET"), .path = tg_text_of(path), .peer = tg_text_of(peer),
+                                  .headers = &header, .header_count = 1 });
+}
+
+static void
+who_is_exempt_is_not_counted_and_gets_no_fields(void **unused)
+{
+    (void)unused;
+    rules("trusted_proxies: 192.0.2.99\n"
+          "user_header: X-User\n"
+          "exempt: 2001:db8:1::/48\n"
+          "policies:\n"
+          "  - {name: site, rules: 1/minute, also: true, exempt: \"user:42\"}\n"
+          "  - {name: api, match: {path: /api}, rules: 1/minute, exempt: [10.1.0.0/16, \"header:X-Api-Key=s3cret\"]}\n");
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(told("GET", "/", "2001:db8:1:7::9"), "exempt 0");
+        assert_string_equal(told_with("X-User", "42", "/", "192.0.2.99"), "exempt 0");
+    }
+    /* Exempt from one of two: the other still counts. */
+    holds(told("GET", "/api", "10.1.2.3"), "allowed 0 | X-RateLimit-Limit: 1");
+    holds(told("GET", "/api", "10.1.2.3"), "denied 429");
+    holds(told_with("X-Api-Key", "s3cret", "/api", "192.0.2.7"), "allowed 0");
+    holds(told_with("X-Api-Key", "s3cret", "/api", "192.0.2.7"), "denied 429"); /* by `site` */
+    holds(told_with("X-Api-Key", "s3cre", "/api", "192.0.2.7"), "denied 429");
+    /* A stranger's word is nobody's. */
+    holds(told_with("X-User", "42", "/", "192.0.2.1"), "allowed 0");
+    holds(told_with("X-User", "42", "/", "192.0.2.1"), "denied 429");
+}
+
+static void
+who_is_denied_is_forbidden_wherever_and_nothing_is_taken(void **unused)
+{
+    (void)unused;
+    rules("deny: 198.51.100.0/24\n"
+          "exempt: 198.51.100.7\n"
+          "policies:\n"
+          "  - {name: api, match: {path: /api}, rules: 2/minute, by: path, deny: 203.0.113.0/24}\n");
+    assert_string_equal(told("GET", "/elsewhere", "198.51.100.1"),
+                        "forbidden 403 | Cache-Control: no-store | Content-Type: application/json"
+                        " | {\"code\": \"FORBIDDEN\", \"message\": \"This is not allowed.\", \"retry_after\": null}");
+    holds(told("GET", "/elsewhere", "198.51.100.7"), "forbidden 403"); /* `deny` comes before `exempt` */
+    for (int i = 0; i < 3; i++)
+        holds(told("GET", "/api", "203.0.113.5"), "forbidden 403");
+    assert_string_equal(told("GET", "/elsewhere", "203.0.113.5"), "unmatched 0");
+    holds(told("GET", "/api", "192.0.2.1"), "X-RateLimit-Remaining: 1");
+    const tg_header cors[] = { { tg_text_of("Origin"), tg_text_of("https://a.example") },
+                               { tg_text_of("Access-Control-Request-Method"), tg_text_of("GET") } };
+    const tg_request preflight = { .method = tg_text_of("OPTIONS"), .path = tg_text_of("/api"),
+                                   .peer = tg_text_of("198.51.100.1"), .headers = cors, .header_count = 2 };
+    assert_string_equal(told_of(&preflight), "unmatched 0");
+}
+
+/* ---- what it costs, and under which rules ---- */
+
+static void
+a_request_costs_what_its_policy_says(void **unused)
+{
+    (void)unused;
+    rules("policies:\n"
+          "  - {name: five, match: {path: /five}, rules: 100/hour, cost: 5}\n"
+          "  - {name: free, match: {path: /free}, rules: 100/hour, cost: 0}\n"
+          "  - {name: said, match: {path: /said}, rules: 100/hour, cost: {header: X-Cost, default: 2, max: 50}}\n"
+          "  - {name: asked, match: {path: /asked}, rules: 100/hour, cost: {query: n, min: 0, max: 50}}\n");
+    holds(told("GET", "/five", "192.0.2.1"), "Remaining: 95");
+    holds(told("GET", "/free", "192.0.2.1"), "Remaining: 100");
+    static const struct {
+        const char *value;
+        unsigned left;
+    } cases[] = { { "10", 90 }, { "0", 99 }, { "50", 50 }, { "51", 50 }, { "99999999999999999999", 50 }, { "-1", 50 },
+                  { "ten", 50 } };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char peer[20], wanted[40];
+        snprintf(peer, sizeof peer, "192.0.2.%zu", i + 1);
+        snprintf(wanted, sizeof wanted, "Remaining: %u |", cases[i].left);
+        holds(told_with("X-Cost", cases[i].value, "/said", peer), wanted);
+    }
+    holds(told("GET", "/said", "192.0.2.77"), "Remaining: 98");
+    holds(told("GET", "/asked?n=7", "192.0.2.1"), "Remaining: 93");
+    holds(told("GET", "/asked?n=0", "192.0.2.1"), "Remaining: 93");
+    holds(told("GET", "/asked?n=1&n=2", "192.0.2.2"), "Remaining: 50");
+    holds(told("GET", "/asked", "192.0.2.1"), "Remaining: 92");
+}
+
+static void
+a_cost_in_a_header_sent_twice_is_the_most(void **unused)
+{
+    (void)unused;
+    rules("policies:\n  - {name: said, rules: 100/hour, cost: {header: X-Cost, max: 50}}\n");
+    const tg_header twice[] = { { tg_text_of("X-Cost"), tg_text_of("1") }, { tg_text_of("X-Cost"), tg_text_of("1") } };
+    holds(told_of(&(tg_request){ .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                                 .headers = twice, .header_count = 2 }),
+          "Remaining: 50");
+}
+
+static void
+a_plan_has_its_own_rules_and_keeps_what_was_used(void **unused)
+{
+    (void)unused;
+    rules("trusted_proxies: 192.0.2.99\n"
+          "policies:\n"
+          "  - {name: api, by: \"header:X-Key\", plans: {header: X-Plan, default: free, free: 3/minute, pro: 10/minute}}\n");
+    static const struct {
+        const char *plan, *peer, *wanted;
+    } cases[] = {
+        { "", "192.0.2.99", "Limit: 3 | X-RateLimit-Remaining: 2" },
+        { "pro", "192.0.2.99", "Limit: 10 | X-RateLimit-Remaining: 8" },
+        { "gold", "192.0.2.99", "Limit: 3 | X-RateLimit-Remaining: 0" },
+        { "free", "192.0.2.99", "denied" },
+        { "pro", "192.0.2.1", "denied" }, /* nobody may choose for himself */
+        { "pro", "192.0.2.99", "Limit: 10 | X-RateLimit-Remaining: 6" },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const tg_header headers[] = { { tg_text_of("X-Key"), tg_text_of("k") },
+                                      { tg_text_of("X-Plan"), tg_text_of(cases[i].plan) } };
+        holds(told_of(&(tg_request){ .method = tg_text_of("GET"), .path = tg_text_of("/"),
+                                     .peer = tg_text_of(cases[i].peer), .headers = headers, .header_count = 2 }),
+              cases[i].wanted);
+    }
+    const tg_header key = { tg_text_of("X-Key"), tg_text_of("k") };
+    holds(told_of(&(tg_request){ .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                                 .headers = &key, .header_count = 1, .plan = tg_text_of("pro") }),
+          "Limit: 10 | X-RateLimit-Remaining: 5"); /* the application knows */
+}
+
+static void
+what_no_policy_matches_has_a_policy_of_its_own(void **unused)
+{
+    (void)unused;
+    rules("policies:\n"
+          "  - {name: site, rules: 100/minute, also: true}\n"
+          "  - {name: login, match: {path: /login}, rules: 5/minute}\n"
+          "unmatched: {rules: 2/minute, headers: ietf}\n");
+    holds(told("GET", "/login", "192.0.2.1"), "Limit: 5");
+    holds(told("GET", "/other", "192.0.2.1"), "RateLimit: \"site\";r=98;t=60, \"unmatched\";r=1;t=60");
+}
+
+/* ---- bodies and faces ---- */
+
+static void
+a_form_is_judged_last_and_only_where_a_face_can_read_it(void **unused)
+{
+    (void)unused;
+    static const char login[] = "policies:\n  - {name: login, rules: 2/minute, by: [ip, \"form:account\"]}\n";
+    const tg_header type = { tg_text_of("Content-Type"), tg_text_of("application/x-www-form-urlencoded") };
+    tg_request request = { .method = tg_text_of("POST"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                           .headers = &type, .header_count = 1 };
+    tg_judgement first, second;
+    faces = TG_FACE_BODY;
+    rules(login);
+    holds(told_of(&request), "unidentified 401"); /* a face that does not read it: never a way through */
+    request.body_follows = true;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &first, NULL, NULL), TG_OK);
+        assert_true(first.needs_body);
+        assert_int_equal(first.outcome, TG_ALLOWED);
+        request.body_read = true;
+        request.body = tg_text_of("account=a");
+        const tg_decision *prior[] = { &first.decision };
+        assert_int_equal(tg_gate_judge(gate, &request, 1, prior, 1, &second, NULL, NULL), TG_OK);
+        assert_false(second.needs_body);
+        assert_int_equal(second.outcome, TG_ALLOWED);
+        assert_int_equal(second.decision.remaining, 1 - i);
+        request.body_read = false;
+    }
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &first, NULL, NULL), TG_OK);
+    assert_int_equal(first.outcome, TG_DENIED); /* by the address alone: the body is never read */
+    assert_false(first.needs_body);
+    request.peer = tg_text_of("192.0.2.2");
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &first, NULL, NULL), TG_OK);
+    assert_true(first.needs_body);
+    request.body_read = true;
+    const tg_decision *prior[] = { &first.decision };
+    assert_int_equal(tg_gate_judge(gate, &request, 1, prior, 1, &second, NULL, NULL), TG_OK);
+    assert_int_equal(second.outcome, TG_DENIED); /* the account's count holds for every address */
+    request.body = tg_text_of("");
+    assert_int_equal(tg_gate_judge(gate, &request, 1, prior, 1, &second, NULL, NULL), TG_OK);
+    assert_int_equal(second.outcome, TG_UNIDENTIFIED);
+}
+
+static void
+a_policy_of_the_body_alone_waits_for_it(void **unused)
+{
+    (void)unused;
+    tg_judgement judgement;
+    faces = TG_FACE_BODY;
+    rules("policies:\n  - {name: login, rules: 2/minute, by: \"json:account\"}\n");
+    const tg_request request = { .method = tg_text_of("POST"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                                 .body_follows = true };
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_true(judgement.needs_body);
+    assert_int_equal(judgement.status, 0);
+    assert_int_equal(judgement.decision.result_count, 0);
+}
+
+static void
+a_policy_that_a_face_cannot_judge_stops_it_from_starting(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *yaml;
+        unsigned faces, line, column;
+        const char *message;
+    } cases[] = {
+        { "policies:\n  - name: a\n    rules: 1/s\n    by: [ip, \"form:x\"]\n", TG_FACE_USER, 4, 14, "asks for \"form:x\"" },
+        { "policies:\n  - name: a\n    rules: 1/s\n    by: user\n", TG_FACE_KNOWN, 4, 9, "asks for \"user\"" },
+        { "policies:\n  - name: a\n    rules: 1/s\n    match: {route: /a}\n", TG_FACE_KNOWN, 4, 20, "asks for the route" },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char path[] = "/tmp/tidegate-judge-XXXXXX";
+        tg_error error;
+        const int fd = mkstemp(path);
+        assert_int_equal(write(fd, cases[i].yaml, strlen(cases[i].yaml)), (ssize_t)strlen(cases[i].yaml));
+        close(fd);
+        const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of("memory://judge-faces"),
+                                          .clock = now, .faces = cases[i].faces };
+        assert_int_equal(tg_gate_open(&options, &gate, &error), TG_E_CONFIG);
+        unlink(path);
+        gate = NULL;
+        holds(error.message, cases[i].message);
+        assert_int_equal(error.line, cases[i].line);
+        assert_int_equal(error.column, cases[i].column);
+    }
+    faces = TG_FACE_KNOWN;
+    rules("policies:\n  - {name: a, rules: 1/s, by: user|ip}\n");
+}
+
 int
 main(void)
 {
@@ -216,6 +453,15 @@ main(void)
         JUDGES(a_problem_names_the_policies_that_refused),
         JUDGES(texts_and_statuses_are_the_files),
         JUDGES(the_longest_answer_fits_and_stays_whole),
+        JUDGES(who_is_exempt_is_not_counted_and_gets_no_fields),
+        JUDGES(who_is_denied_is_forbidden_wherever_and_nothing_is_taken),
+        JUDGES(a_request_costs_what_its_policy_says),
+        JUDGES(a_cost_in_a_header_sent_twice_is_the_most),
+        JUDGES(a_plan_has_its_own_rules_and_keeps_what_was_used),
+        JUDGES(what_no_policy_matches_has_a_policy_of_its_own),
+        JUDGES(a_form_is_judged_last_and_only_where_a_face_can_read_it),
+        JUDGES(a_policy_of_the_body_alone_waits_for_it),
+        JUDGES(a_policy_that_a_face_cannot_judge_stops_it_from_starting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -233,18 +233,16 @@ a_wrong_by_is_refused_at_its_word(void **unused)
         size_t offset, length;
         const char *message;
     } cases[] = {
-        { "", 0, 0, "an empty word: expected one of ip, user, route, path, method, host, header:NAME" },
+        { "", 0, 0, "an empty word: expected one of ip, user, route, path, method, host, api_key, fingerprint, header:NAME" },
         { "ip+", 3, 0, "an empty word" },
         { "|ip", 0, 0, "an empty word" },
         { "ip||user", 3, 0, "an empty word" },
         { "ip + adress", 5, 6, "unknown kind \"adress\": expected one of ip, user" },
         { "IP", 0, 2, "unknown kind \"IP\"" },
-        { "user|cookie:session", 5, 14, "\"cookie:session\" is not available yet" },
-        { "query:q", 0, 7, "is not available yet" },
-        { "form:account", 0, 12, "is not available yet" },
-        { "json:a.b", 0, 8, "is not available yet" },
-        { "api_key", 0, 7, "is not available yet" },
-        { "fingerprint", 0, 11, "is not available yet" },
+        { "user|cookie:", 5, 7, "\"cookie:\": expected a name behind \"cookie:\"" },
+        { "query:a b", 0, 9, "expected a name behind \"query:\"" },
+        { "form:", 0, 5, "expected a name behind" },
+        { "apikey", 0, 6, "unknown kind \"apikey\"" },
         { "header", 0, 6, "unknown kind \"header\"" },
         { "header:", 0, 7, "expected a header's name behind \"header:\"" },
         { "header:X Y", 0, 10, "expected a header's name" },
@@ -283,6 +281,63 @@ a_by_knows_which_kinds_it_names(void **unused)
     by = parsed("ip");
     assert_false(tg__by_names(by, "header:"));
     tg__by_close(by);
+    by = parsed("ip+FORM:account|json:a.b");
+    assert_true(tg__by_names(by, "form:"));
+    assert_true(tg__by_names(by, "form:account"));
+    assert_true(tg__by_names(by, "json:"));
+    assert_false(tg__by_names(by, "form:Account"));
+    assert_false(tg__by_names(by, "query:"));
+    tg__by_close(by);
+}
+
+static void
+what_stands_in_the_body_waits_for_it(void **unused)
+{
+    (void)unused;
+    tg_identity identity;
+    char missing[TG_NAME_BYTES_MAX + 1] = "";
+    const tg_header header = { TEXT("Content-Type"), TEXT("application/x-www-form-urlencoded") };
+    tg_request request = { .peer = TEXT("192.0.2.1"), .headers = &header, .header_count = 1,
+                           .body_follows = true };
+    tg_by *by = parsed("user|form:account|ip");
+    assert_int_equal(tg__by_of_request(by, NULL, &request, &identity, missing, NULL), TG_E_UNSUPPORTED);
+    request.user = tg_text_of("u");
+    assert_int_equal(tg__by_of_request(by, NULL, &request, &identity, missing, NULL), TG_OK);
+    tg__by_close(by);
+    request.body_follows = false;
+    check_request("form:account", NULL, &request, "!form:account");
+    request.body_read = true;
+    check_request("form:account", NULL, &request, "!form:account");
+    request.body = tg_text_of("account=a%20b");
+    check_request("ip+form:account", NULL, &request, "ip=192.0.2.1+form:account=a b");
+    request.path = tg_text_of("/?q=1");
+    check_request("query:q", NULL, &request, "query:q=1");
+}
+
+static void
+a_by_tells_what_a_face_cannot_know(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *by;
+        unsigned faces;
+        const char *unknown;
+    } cases[] = {
+        { "ip+header:x", TG_FACE_KNOWN, NULL },
+        { "user", TG_FACE_KNOWN, "user" },
+        { "user", TG_FACE_USER, NULL },
+        { "user|ip", TG_FACE_KNOWN, NULL },
+        { "ip+form:account", TG_FACE_USER, "form:account" },
+        { "user+json:a|route", TG_FACE_BODY, "route" },
+        { "user+json:a|route", TG_FACE_BODY | TG_FACE_USER, NULL },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        tg_by *by = parsed(cases[i].by);
+        const char *unknown = tg__by_unknown(by, cases[i].faces);
+        if (!unknown != !cases[i].unknown || (unknown && strcmp(unknown, cases[i].unknown) != 0))
+            fail_msg("%s: %s", cases[i].by, unknown ? unknown : "known");
+        tg__by_close(by);
+    }
 }
 
 static void
@@ -318,6 +373,8 @@ main(void)
         cmocka_unit_test(the_shared_stand_in_is_nobody_elses_identity),
         cmocka_unit_test(a_wrong_by_is_refused_at_its_word),
         cmocka_unit_test(a_by_knows_which_kinds_it_names),
+        cmocka_unit_test(what_stands_in_the_body_waits_for_it),
+        cmocka_unit_test(a_by_tells_what_a_face_cannot_know),
         cmocka_unit_test(a_huge_value_makes_no_larger_identity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
