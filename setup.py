@@ -63,7 +63,8 @@ core = Extension(
     depends=sorted(str(path) for root in ("csrc", "python/ext") for path in pathlib.Path(root).rglob("*.h")),
     include_dirs=["csrc", "csrc/include"],
     define_macros=[("_GNU_SOURCE", None)] + ([] if FREE_THREADED else [("Py_LIMITED_API", "0x030b0000")]),
-    extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Wshadow"],
+    extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Wshadow"]
+    + ["-fno-tree-slp-vectorize"],  # as in the Makefile, which says why
     extra_link_args=["-pthread"] + (["-Wl,-Bsymbolic-functions"] if sys.platform == "linux" else []),
     py_limited_api=not FREE_THREADED,
 )

@@ -626,13 +626,13 @@ decide_by_name(fcgi_answerer *answerer, const fcgi_rights *rights, const questio
         policy = tg_text_of(rights->policies[0]);
     if (policy.length == 0)
         return rights->policy_count ? "TIDEGATE_POLICY is missing: this socket's policies= lists several"
-                                    : "TIDEGATE_POLICY is missing: a key, a peek and a batch need one";
+                                    : "TIDEGATE_POLICY is missing: a key and a batch need one";
     if (!may_name(rights, policy))
         return "TIDEGATE_POLICY names a policy that this socket's policies= does not list";
     if (find_policy(answerer, policy, &limiter, error) != TG_OK)
         return error->message;
     if (one->key_count == 0) {
-        if (one->peek || !request)
+        if (!request)
             return "TIDEGATE_KEY is missing: who is meant cannot be told without";
         return tg_limiters_judge(&limiter, 1, request, one->cost, NULL, 0, judgement, error) == TG_OK ? NULL
                                                                                                       : error->message;
@@ -924,7 +924,8 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
     }
     tg_answer *answer = &answerer->answer;
     const question *one = &ask.question;
-    if (!misuse && (one->policy.length || one->key_count || one->peek || rights->policy_count)) {
+    ask.request.peek = one->peek;
+    if (!misuse && (one->policy.length || one->key_count || rights->policy_count)) {
         misuse = decide_by_name(answerer, rights, one, &ask.request, &error);
         if (!misuse)
             tg_answer_make(judgement, answer);

@@ -1,19 +1,23 @@
 /* tidegate-fcgi: the limiter as a FastCGI program for web servers. Options, start, end; the work is in loop.c and
  * answer.c. Must not enter: anything a request passes through. */
 #include "answer.h"
+#include "process.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define LISTEN_FDS_START 3
+#define THREADS_MAX 64u
 #define SPARE_DESCRIPTORS 32u /* for the table, the log, epoll and whatever a library opens for a moment */
 
 static const char usage_text[] =
@@ -39,6 +43,9 @@ static const char usage_text[] =
     "                          or the refusal; the default), auth (204 or 403, for nginx's auth_request)\n"
     "  --store URI             the store (else TIDEGATE_STORE, the file's store, shared://default)\n"
     "  --store-timeout S       longest a decision waits for the store (0.05)\n"
+    "  --threads N             loops that serve at once (1); each has a core's worth of requests\n"
+    "  --user NAME             give root's rights away when the sockets are open\n"
+    "  --chroot FOLDER         see nothing but this folder from then on; rules and table are looked for inside\n"
     "  --connections N         most connections at once (1024)\n"
     "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
     "  --idle-timeout S        longest a connection stays open without a request (300)\n"
@@ -49,7 +56,8 @@ static const char usage_text[] =
     "  --check                 read the rules, say whether they are right, and leave\n"
     "  --help, --version\n"
     "\n"
-    "SIGHUP reads the rules again; SIGTERM and SIGINT answer what was accepted and leave.\n"
+    "SIGHUP reads the rules again; SIGTERM and SIGINT answer what was accepted and leave; SIGUSR2 starts the program\n"
+    "anew and leaves its sockets to it, with no moment in which nobody accepts.\n"
     "Exit status: 0 fine, 1 something failed, 2 wrong usage.\n";
 
 typedef struct options {
@@ -59,6 +67,10 @@ typedef struct options {
     fcgi_mode mode;
     fcgi_loop_options loop;
     uint64_t store_timeout_us;
+    size_t threads;
+    const char *chroot;
+    fcgi_user user;
+    bool has_user;
     bool manual_clock, check;
 } options;
 
@@ -87,6 +99,17 @@ read_seconds(const char *name, const char *text)
     return (uint64_t)(seconds * 1e6);
 }
 
+static size_t
+read_count(const char *name, const char *text, unsigned long max)
+{
+    char *end;
+    errno = 0;
+    const unsigned long number = strtoul(text, &end, 10);
+    if (*text < '1' || *text > '9' || *end != '\0' || errno != 0 || number > max)
+        fail_usage("%s %s: expected a number from 1 to %lu", name, text, max);
+    return number;
+}
+
 static void
 add_listener(options *set, const char *text)
 {
@@ -103,7 +126,7 @@ read_options(options *set, int argument_count, char **arguments)
 {
     enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
            RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
-           MANUAL_CLOCK, CHECK, HELP, VERSION };
+           MANUAL_CLOCK, THREADS, USER, CHROOT, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
         { "listen", required_argument, NULL, LISTEN },
@@ -117,6 +140,9 @@ read_options(options *set, int argument_count, char **arguments)
         { "relay-connect-timeout", required_argument, NULL, RELAY_CONNECT_TIMEOUT },
         { "drain-timeout", required_argument, NULL, DRAIN_TIMEOUT },
         { "manual-clock", no_argument, NULL, MANUAL_CLOCK },
+        { "threads", required_argument, NULL, THREADS },
+        { "user", required_argument, NULL, USER },
+        { "chroot", required_argument, NULL, CHROOT },
         { "check", no_argument, NULL, CHECK },
         { "help", no_argument, NULL, HELP },
         { "version", no_argument, NULL, VERSION },
@@ -142,14 +168,22 @@ read_options(options *set, int argument_count, char **arguments)
         case STORE_TIMEOUT:
             set->store_timeout_us = read_seconds("--store-timeout", optarg);
             break;
-        case CONNECTIONS: {
-            char *end;
-            const unsigned long number = strtoul(optarg, &end, 10);
-            if (*optarg < '1' || *optarg > '9' || *end != '\0' || number > 1000000)
-                fail_usage("--connections %s: expected a number from 1 to 1000000", optarg);
-            set->loop.connections_max = number;
+        case CONNECTIONS:
+            set->loop.connections_max = read_count("--connections", optarg, 1000000);
+            break;
+        case THREADS:
+            set->threads = read_count("--threads", optarg, THREADS_MAX);
+            break;
+        case USER: {
+            char error[160];
+            if (!fcgi_user_find(optarg, &set->user, error, sizeof error))
+                fail_usage("--user %s", error);
+            set->has_user = true;
             break;
         }
+        case CHROOT:
+            set->chroot = optarg;
+            break;
         case REQUEST_TIMEOUT:
             set->loop.request_us = read_seconds("--request-timeout", optarg);
             break;
@@ -183,12 +217,21 @@ read_options(options *set, int argument_count, char **arguments)
     }
     if (optind < argument_count)
         fail_usage("%s: no such argument", arguments[optind]);
+    if (set->manual_clock && set->threads > 1)
+        fail_usage("--manual-clock with --threads: each request sets the one clock, so they have to come one by one");
+    if ((set->has_user && set->user.uid != geteuid() && geteuid() != 0) || (set->chroot && geteuid() != 0))
+        fail_usage("--user and --chroot: only root can");
 }
 
 /* systemd's way: LISTEN_FDS sockets from descriptor 3 on, meant for LISTEN_PID only. */
 static void
-add_inherited(options *set)
+add_inherited(options *set, const fcgi_handover *handover)
 {
+    for (size_t i = 0; i < handover->count; i++) /* what a former process of ours was given so */
+        if (strncmp(handover->sockets[i].text, "fd:", 3) == 0)
+            add_listener(set, handover->sockets[i].text);
+    if (set->listener_count > 0)
+        return;
     const char *pid = getenv("LISTEN_PID"), *count = getenv("LISTEN_FDS");
     if (pid && count && strtol(pid, NULL, 10) == (long)getpid()) {
         const long sockets = strtol(count, NULL, 10);
@@ -206,9 +249,26 @@ add_inherited(options *set)
 
 /* ---- running */
 
-typedef struct daemon_state {
+struct daemon_state;
+
+/* What one loop has for itself. */
+typedef struct worker {
     fcgi_answerer answerer; /* first: the loop's context is its address */
+    struct daemon_state *state;
+    fcgi_loop *loop;
+    fcgi_listener listeners[FCGI_LISTENERS_MAX]; /* descriptors of its own; unused in the first worker */
+    pthread_t thread;
+    bool started, whole;
+} worker;
+
+typedef struct daemon_state {
+    options set;
     const char *config;
+    char *const *arguments;
+    tg_gate *gate;
+    size_t worker_count;
+    worker *workers; /* the first runs on the main thread and takes the signals */
+    pid_t successor;
 } daemon_state;
 
 static void
@@ -223,11 +283,11 @@ log_notices(void *context)
 static void
 reload_rules(void *context)
 {
-    daemon_state *state = context;
+    const daemon_state *state = ((const worker *)context)->state;
     tg_error error;
-    if (tg_gate_reload(state->answerer.gate, &error) == TG_OK)
+    if (tg_gate_reload(state->gate, &error) == TG_OK)
         fcgi_log(FCGI_INFO, "rules-reloaded", "%s: in force, reading %llu", state->config,
-                 (unsigned long long)tg_gate_generation(state->answerer.gate));
+                 (unsigned long long)tg_gate_generation(state->gate));
     else
         fcgi_log(FCGI_ERROR, "rules-refused", "%s; the rules in force stay", error.message);
 }
@@ -310,72 +370,227 @@ fill_standard_descriptors(void)
         close(fd);
 }
 
+static int
+start_successor(void *context)
+{
+    daemon_state *state = ((worker *)context)->state;
+    char error[320];
+    if (state->set.chroot) {
+        fcgi_log(FCGI_ERROR, "handover-failed", "below --chroot the program cannot be found again; start it anew");
+        return -1;
+    }
+    const int fd = fcgi_handover_start(state->arguments[0], state->arguments, state->set.listeners,
+                                       state->set.listener_count, &state->successor, error, sizeof error);
+    if (fd == -1)
+        fcgi_log(FCGI_ERROR, "handover-failed", "%s", error);
+    else
+        fcgi_log(FCGI_INFO, "handing-over", "to process %ld", (long)state->successor);
+    return fd;
+}
+
+static void
+end_successor(void *context, bool served)
+{
+    const daemon_state *state = ((const worker *)context)->state;
+    if (served)
+        return;
+    waitpid(state->successor, NULL, 0); /* it has closed its end, by ending */
+    fcgi_log(FCGI_ERROR, "handover-failed", "the new program ended before it served; this one stays");
+}
+
+static void
+stop_others(void *context)
+{
+    const daemon_state *state = ((const worker *)context)->state;
+    for (size_t i = 1; i < state->worker_count; i++)
+        if (state->workers[i].started)
+            fcgi_loop_stop(state->workers[i].loop);
+}
+
+static void *
+run_worker(void *context)
+{
+    worker *self = context;
+    self->whole = fcgi_loop_run(self->loop);
+    return NULL;
+}
+
+static bool
+open_workers(daemon_state *state, tg_clock *clock)
+{
+    options *set = &state->set;
+    const size_t count = set->threads ? set->threads : 1;
+    state->workers = calloc(count, sizeof *state->workers);
+    if (!state->workers)
+        return false;
+    const size_t connections = set->loop.connections_max ? set->loop.connections_max : 1024;
+    for (; state->worker_count < count; state->worker_count++) {
+        const bool first = state->worker_count == 0;
+        worker *made = &state->workers[state->worker_count];
+        made->state = state;
+        made->answerer.gate = state->gate;
+        made->answerer.manual = clock;
+        made->answerer.mode = set->mode != FCGI_MODE_UNSET ? set->mode : FCGI_MODE_ANSWER;
+        const fcgi_responder responder = {
+            .answer = fcgi_answer_call,
+            .pass = fcgi_answer_pass,
+            .reload = reload_rules,
+            .hand_over = start_successor,
+            .handed_over = end_successor,
+            .stopping = first ? stop_others : NULL,
+            .round = first ? log_notices : NULL,
+            .context = made,
+        };
+        fcgi_loop_options loop_options = set->loop;
+        loop_options.secondary = !first;
+        loop_options.accepts_in_turns = count > 1;
+        loop_options.connections_max = (connections + count - 1) / count;
+        made->loop = fcgi_loop_open(&loop_options, &responder, first ? set->listeners : made->listeners,
+                                    set->listener_count);
+        if (!made->loop)
+            return false;
+    }
+    return true;
+}
+
+/* The other loops' threads, once the sockets are open. They begin with the main thread's signals blocked. */
+static bool
+start_workers(daemon_state *state)
+{
+    for (size_t i = 1; i < state->worker_count; i++) {
+        worker *each = &state->workers[i];
+        for (size_t k = 0; k < state->set.listener_count; k++)
+            if (fcgi_listener_copy(&state->set.listeners[k], &each->listeners[k]) != FCGI_LISTEN_OK)
+                return false;
+        const int why = pthread_create(&each->thread, NULL, run_worker, each);
+        if (why != 0) {
+            errno = why;
+            return false;
+        }
+        each->started = true;
+    }
+    return true;
+}
+
+/* Every loop's end. */
+static bool
+join_workers(daemon_state *state)
+{
+    bool whole = true;
+    stop_others(state->workers);
+    for (size_t i = 1; i < state->worker_count; i++)
+        if (state->workers[i].started) {
+            pthread_join(state->workers[i].thread, NULL);
+            state->workers[i].started = false;
+            whole = whole && state->workers[i].whole;
+        }
+    return whole;
+}
+
+static void
+close_workers(daemon_state *state)
+{
+    for (size_t i = 0; i < state->worker_count; i++) {
+        worker *each = &state->workers[i];
+        fcgi_loop_close(each->loop);
+        for (size_t k = 0; i > 0 && k < state->set.listener_count; k++)
+            if (each->listeners[k].shared)
+                fcgi_listener_close(&each->listeners[k]);
+        fcgi_answerer_fini(&each->answerer);
+    }
+    free(state->workers);
+}
+
+/* Opens what is not handed over. How many are open is in `opened`, also after a failure. */
+static bool
+open_listeners(options *set, fcgi_handover *handover, size_t *opened)
+{
+    char why[320];
+    for (; *opened < set->listener_count; ++*opened) {
+        fcgi_listener *listener = &set->listeners[*opened];
+        const int fd = fcgi_handover_take(handover, listener->text);
+        const fcgi_listen_status status = fd == -1 ? fcgi_listener_open(listener, why, sizeof why)
+                                                   : fcgi_listener_adopt(listener, fd, why, sizeof why);
+        if (status != FCGI_LISTEN_OK) {
+            fprintf(stderr, "tidegate-fcgi: %s\n", why);
+            return false;
+        }
+    }
+    return true;
+}
+
 int
 main(int argument_count, char **arguments)
 {
-    static options set;
     static daemon_state state;
+    options *set = &state.set;
+    fcgi_handover handover;
     tg_error error = { 0 };
     tg_clock *clock = NULL;
-    tg_gate *gate = NULL;
-    fcgi_loop *loop = NULL;
     size_t opened = 0;
     int leave = 1;
+    char why[320];
 
     fill_standard_descriptors();
     signal(SIGPIPE, SIG_IGN);
-    read_options(&set, argument_count, arguments);
-    if (!set.check && set.listener_count == 0)
-        add_inherited(&set);
-    if (!set.check && set.listener_count == 0)
+    fcgi_handover_read(&handover);
+    state.arguments = arguments;
+    read_options(set, argument_count, arguments);
+    if (!set->check && set->listener_count == 0)
+        add_inherited(set, &handover);
+    if (!set->check && set->listener_count == 0)
         fail_usage("--listen is missing, and no listening socket was handed over");
 
-    if (set.manual_clock && tg_clock_open(0, &clock, &error) != TG_OK)
-        goto failed;
-    if (open_gate(&set, clock, &gate, &error) != TG_OK)
-        goto failed;
-    state.config = set.config ? set.config : getenv("TIDEGATE_CONFIG");
-    for (size_t i = 0; i < set.listener_count; i++)
-        if (fcgi_answer_check(gate, &set.listeners[i], &error) != TG_OK) {
-            fprintf(stderr, "tidegate-fcgi: --listen %s: policies=: %s\n", set.listeners[i].text, error.message);
-            goto done;
-        }
-    if (set.check) {
-        leave = check_rules(&set, state.config, &error);
+    /* Who finds a socket should be answered, so they are opened last; but where rights are given away, before that. */
+    if (!set->check && (set->has_user || set->chroot) && !open_listeners(set, &handover, &opened))
+        goto done;
+    if (!set->check && !fcgi_process_confine(set->chroot, set->has_user ? &set->user : NULL, why, sizeof why)) {
+        fprintf(stderr, "tidegate-fcgi: %s\n", why);
         goto done;
     }
-    fit_descriptors(&set);
-
-    state.answerer.gate = gate;
-    state.answerer.manual = clock;
-    state.answerer.mode = set.mode != FCGI_MODE_UNSET ? set.mode : FCGI_MODE_ANSWER;
-    const fcgi_responder responder = {
-        .answer = fcgi_answer_call,
-        .pass = fcgi_answer_pass,
-        .reload = reload_rules,
-        .round = log_notices,
-        .context = &state,
-    };
-    loop = fcgi_loop_open(&set.loop, &responder, set.listeners, set.listener_count);
-    if (!loop) {
+    if (set->manual_clock && tg_clock_open(0, &clock, &error) != TG_OK)
+        goto failed;
+    if (open_gate(set, clock, &state.gate, &error) != TG_OK)
+        goto failed;
+    state.config = set->config ? set->config : getenv("TIDEGATE_CONFIG");
+    for (size_t i = 0; i < set->listener_count; i++)
+        if (fcgi_answer_check(state.gate, &set->listeners[i], &error) != TG_OK) {
+            fprintf(stderr, "tidegate-fcgi: --listen %s: policies=: %s\n", set->listeners[i].text, error.message);
+            goto done;
+        }
+    if (set->check) {
+        leave = check_rules(set, state.config, &error);
+        goto done;
+    }
+    fit_descriptors(set);
+    if (!open_workers(&state, clock)) {
         fprintf(stderr, "tidegate-fcgi: the event loop: %s\n", strerror(errno));
         goto done;
     }
-    for (; opened < set.listener_count; opened++) { /* last: who finds the socket is answered */
-        char why[320];
-        if (fcgi_listener_open(&set.listeners[opened], why, sizeof why) != FCGI_LISTEN_OK) {
-            fprintf(stderr, "tidegate-fcgi: %s\n", why);
-            goto done;
-        }
+    if (!open_listeners(set, &handover, &opened))
+        goto done;
+    if (!start_workers(&state)) {
+        fprintf(stderr, "tidegate-fcgi: threads: %s\n", strerror(errno));
+        join_workers(&state);
+        goto done;
     }
-    for (size_t i = 0; i < set.listener_count; i++)
-        fcgi_log(FCGI_INFO, "listening", "%s", set.listeners[i].text);
+    for (size_t i = 0; i < set->listener_count; i++)
+        fcgi_log(FCGI_INFO, "listening", "%s", set->listeners[i].text);
+    fcgi_handover_done(&handover);
+    snprintf(why, sizeof why, "READY=1\nMAINPID=%ld", (long)getpid());
+    fcgi_process_tell(why);
 
-    const bool whole = fcgi_loop_run(loop);
+    bool whole = fcgi_loop_run(state.workers[0].loop);
+    whole = join_workers(&state) && whole;
     log_notices(NULL);
-    const fcgi_loop_counts *counts = fcgi_loop_read_counts(loop);
+    fcgi_loop_counts sum = { 0 };
+    for (size_t i = 0; i < state.worker_count; i++) {
+        const fcgi_loop_counts *counts = fcgi_loop_read_counts(state.workers[i].loop);
+        sum.requests += counts->requests;
+        sum.connections += counts->connections;
+    }
     fcgi_log(whole ? FCGI_INFO : FCGI_WARN, "stopped", "%llu requests on %llu connections%s",
-             (unsigned long long)counts->requests, (unsigned long long)counts->connections,
+             (unsigned long long)sum.requests, (unsigned long long)sum.connections,
              whole ? "" : "; some did not complete in time");
     leave = 0;
     goto done;
@@ -383,11 +598,10 @@ main(int argument_count, char **arguments)
 failed:
     fprintf(stderr, "tidegate-fcgi: %s\n", error.message);
 done:
-    fcgi_loop_close(loop);
+    close_workers(&state);
     for (size_t i = 0; i < opened; i++)
-        fcgi_listener_close(&set.listeners[i]);
-    fcgi_answerer_fini(&state.answerer);
-    tg_gate_close(gate);
+        fcgi_listener_close(&set->listeners[i]);
+    tg_gate_close(state.gate);
     tg_clock_close(clock);
     return leave;
 }

@@ -668,7 +668,6 @@ fcgi_listener_copy(const fcgi_listener *listener, fcgi_listener *copy)
     *copy = *listener;
     copy->inode = 0;
     copy->shared = true;
-    copy->kind = listener->kind == FCGI_LISTEN_INHERITED ? FCGI_LISTEN_TCP : listener->kind; /* ours to close */
     copy->fd = fcntl(listener->fd, F_DUPFD_CLOEXEC, 3);
     return copy->fd == -1 ? FCGI_LISTEN_FAILED : FCGI_LISTEN_OK;
 }
@@ -719,7 +718,7 @@ void
 fcgi_listener_close(fcgi_listener *listener)
 {
     fcgi_listener_unname(listener);
-    if (listener->fd != -1 && listener->kind != FCGI_LISTEN_INHERITED)
+    if (listener->fd != -1 && (listener->kind != FCGI_LISTEN_INHERITED || listener->shared))
         close(listener->fd);
     listener->fd = -1;
 }

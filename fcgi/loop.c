@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -632,22 +633,34 @@ accept_one(fcgi_loop *loop, const fcgi_listener *listener)
 }
 
 static void
-handle_listener(fcgi_loop *loop, const fcgi_listener *listener)
+handle_listener(fcgi_loop *loop, listen_source *from)
 {
-    for (int i = 0; i < ACCEPTS_PER_ROUND && loop->accept_after_us == 0; i++)
+    const fcgi_listener *listener = from->listener;
+    /* Where several accept from one socket, nobody takes a whole queue at once, and the kernel wakes whoever has waited
+     * longest in its list: always the same, unless each goes to the end now and then. */
+    const bool many = listener->shared || listener->kind == FCGI_LISTEN_INHERITED || loop->options.accepts_in_turns;
+    for (int i = 0; i < (many ? TURN_ACCEPTS : ACCEPTS_PER_ROUND) && loop->accept_after_us == 0; i++, from->taken++)
         if (!accept_one(loop, listener))
             break;
+    if (!many || from->taken < TURN_ACCEPTS || !from->polled)
+        return;
+    from->taken = 0;
+    epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, listener->fd, NULL);
+    struct epoll_event event = { .events = EPOLLIN | EPOLLEXCLUSIVE, .data.ptr = &from->source };
+    from->polled = epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, listener->fd, &event) == 0;
 }
 
 /* ---- signals and the end */
 
 static void
-begin_drain(fcgi_loop *loop, uint32_t signal_number)
+begin_drain(fcgi_loop *loop, const char *why)
 {
     if (loop->draining)
         return;
-    fcgi_log(FCGI_INFO, "stopping", "%s: no new connections; %zu are open",
-             signal_number == SIGINT ? "SIGINT" : "SIGTERM", loop->connection_count);
+    if (!loop->options.secondary)
+        fcgi_log(FCGI_INFO, "stopping", "%s: no new connections; %zu are open", why, loop->connection_count);
+    if (loop->responder.stopping)
+        loop->responder.stopping(loop->responder.context);
     loop->draining = true;
     loop->drain_deadline_us = loop->now_us + loop->options.drain_us;
     loop->accept_after_us = 0;
@@ -655,6 +668,10 @@ begin_drain(fcgi_loop *loop, uint32_t signal_number)
     for (size_t i = 0; i < loop->listener_count; i++) {
         fcgi_listener *listener = loop->listeners[i].listener;
         fcgi_listener_unname(listener);
+        if (listener->shared) {
+            fcgi_listener_close(listener);
+            continue;
+        }
         if (listener->kind == FCGI_LISTEN_INHERITED)
             continue; /* its queue is for whoever serves it next */
         if (listener->kind == FCGI_LISTEN_UNIX)
@@ -678,6 +695,46 @@ begin_drain(fcgi_loop *loop, uint32_t signal_number)
 }
 
 static void
+begin_handover(fcgi_loop *loop)
+{
+    if (!loop->responder.hand_over || loop->draining || loop->handover_fd != -1)
+        return;
+    const int fd = loop->responder.hand_over(loop->responder.context);
+    if (fd == -1)
+        return;
+    struct epoll_event event = { .events = EPOLLIN, .data.ptr = &loop->handover };
+    if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, fd, &event) == -1) {
+        fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno));
+        close(fd);
+        return;
+    }
+    loop->handover_fd = fd;
+}
+
+/* The other program serves, or has failed. Until here both or we alone accept: at no moment nobody does. */
+static void
+end_handover(fcgi_loop *loop)
+{
+    char byte;
+    ssize_t count;
+    do
+        count = read(loop->handover_fd, &byte, 1);
+    while (count == -1 && errno == EINTR);
+    close(loop->handover_fd);
+    loop->handover_fd = -1;
+    const bool served = count == 1;
+    if (loop->responder.handed_over)
+        loop->responder.handed_over(loop->responder.context, served);
+    if (!served)
+        return;
+    for (size_t i = 0; i < loop->listener_count; i++) {
+        loop->listeners[i].listener->shared = true;
+        loop->listeners[i].listener->inode = 0; /* the name is the other's */
+    }
+    begin_drain(loop, "handed over");
+}
+
+static void
 handle_signals(fcgi_loop *loop)
 {
     struct signalfd_siginfo info;
@@ -685,10 +742,20 @@ handle_signals(fcgi_loop *loop)
         if (info.ssi_signo == SIGHUP) {
             if (loop->responder.reload && !loop->draining)
                 loop->responder.reload(loop->responder.context);
+        } else if (info.ssi_signo == SIGUSR2) {
+            begin_handover(loop);
         } else {
-            begin_drain(loop, info.ssi_signo);
+            begin_drain(loop, info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM");
         }
     }
+}
+
+void
+fcgi_loop_stop(fcgi_loop *loop)
+{
+    const uint64_t one = 1;
+    while (write(loop->wake_fd, &one, sizeof one) == -1 && errno == EINTR)
+        ;
 }
 
 static void
@@ -757,16 +824,22 @@ fcgi_loop_run(fcgi_loop *loop)
             return false;
         }
         loop->now_us = read_clock_us();
-        bool signalled = false;
+        bool signalled = false, stopped = false, handed = false;
         for (int i = 0; i < count; i++) {
             source *from = events[i].data.ptr;
             switch (from->kind) {
             case SOURCE_SIGNALS:
                 signalled = true;
                 break;
+            case SOURCE_WAKE:
+                stopped = true;
+                break;
+            case SOURCE_HANDOVER:
+                handed = true;
+                break;
             case SOURCE_LISTENER:
                 if (loop->accept_after_us == 0 && !loop->draining)
-                    handle_listener(loop, ((listen_source *)from)->listener);
+                    handle_listener(loop, (listen_source *)from);
                 break;
             case SOURCE_CONNECTION:
                 handle_connection(loop, (connection *)from, events[i].events);
@@ -778,6 +851,13 @@ fcgi_loop_run(fcgi_loop *loop)
         }
         if (signalled) /* last, when every event of this round has been looked at */
             handle_signals(loop);
+        if (handed && loop->handover_fd != -1)
+            end_handover(loop);
+        if (stopped) {
+            uint64_t told;
+            (void)!read(loop->wake_fd, &told, sizeof told);
+            begin_drain(loop, "told to");
+        }
         expire(loop);
         fcgi_relay_expire(loop);
         bury_dead(loop);
@@ -804,7 +884,7 @@ fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder
     fcgi_loop *loop = calloc(1, sizeof *loop);
     if (!loop)
         return NULL;
-    loop->epoll_fd = loop->signal_fd = -1;
+    loop->epoll_fd = loop->signal_fd = loop->wake_fd = loop->handover_fd = -1;
     loop->options = *options;
     fcgi_loop_options *set = &loop->options;
     set->connections_max = set->connections_max ? set->connections_max : 1024;
@@ -817,6 +897,8 @@ fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder
     set->relay_us = set->relay_us ? set->relay_us : UINT64_C(60000000);
     loop->responder = *responder;
     loop->signals.kind = SOURCE_SIGNALS;
+    loop->wake.kind = SOURCE_WAKE;
+    loop->handover.kind = SOURCE_HANDOVER;
     const size_t held_min = set->params_bytes_max * 4;
     fcgi_pool_init(&loop->pool, &(fcgi_bounds){ .params_bytes_max = set->params_bytes_max,
                                                 .requests_max = set->requests_max,
@@ -831,7 +913,8 @@ fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder
     sigaddset(&mask, SIGTERM);
     sigaddset(&mask, SIGINT);
     sigaddset(&mask, SIGHUP);
-    int why = pthread_sigmask(SIG_BLOCK, &mask, &loop->mask_before);
+    sigaddset(&mask, SIGUSR2);
+    int why = options->secondary ? 0 : pthread_sigmask(SIG_BLOCK, &mask, &loop->mask_before);
     if (why != 0) {
         free(loop);
         errno = why;
@@ -840,10 +923,14 @@ fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder
     loop->in = malloc(IN_BYTES);
     loop->out = malloc(OUT_BYTES);
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    loop->signal_fd = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (!options->secondary)
+        loop->signal_fd = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     struct epoll_event event = { .events = EPOLLIN, .data.ptr = &loop->signals };
-    if (!loop->in || !loop->out || loop->epoll_fd == -1 || loop->signal_fd == -1 ||
-        epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->signal_fd, &event) == -1) {
+    struct epoll_event wake = { .events = EPOLLIN, .data.ptr = &loop->wake };
+    if (!loop->in || !loop->out || loop->epoll_fd == -1 || (loop->signal_fd == -1 && !options->secondary) ||
+        loop->wake_fd == -1 || epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->wake_fd, &wake) == -1 ||
+        (loop->signal_fd != -1 && epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->signal_fd, &event) == -1)) {
         why = errno;
         fcgi_loop_close(loop);
         errno = why;
@@ -866,9 +953,14 @@ fcgi_loop_close(fcgi_loop *loop)
     fcgi_pool_fini(&loop->pool);
     if (loop->signal_fd != -1)
         close(loop->signal_fd);
+    if (loop->wake_fd != -1)
+        close(loop->wake_fd);
+    if (loop->handover_fd != -1)
+        close(loop->handover_fd);
     if (loop->epoll_fd != -1)
         close(loop->epoll_fd);
-    pthread_sigmask(SIG_SETMASK, &loop->mask_before, NULL);
+    if (!loop->options.secondary)
+        pthread_sigmask(SIG_SETMASK, &loop->mask_before, NULL);
     free(loop->in);
     free(loop->out);
     free(loop);

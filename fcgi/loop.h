@@ -31,6 +31,11 @@ typedef struct fcgi_responder {
     /* Whether a relayed request's parameter goes on to the application, and as what value; NULL: as they are. */
     bool (*pass)(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
     void (*reload)(void *context); /* SIGHUP; may be NULL */
+    /* SIGUSR2: starts a program that is to take the listening sockets over, and returns a descriptor from which one
+     * byte comes when it serves them; it closes it without one if it fails. -1: it could not be started. May be NULL. */
+    int (*hand_over)(void *context);
+    void (*handed_over)(void *context, bool served); /* what became of it */
+    void (*stopping)(void *context); /* nothing is accepted any more; may be NULL */
     void (*round)(void *context);  /* after each round of events; may be NULL */
     void *context;
 } fcgi_responder;
@@ -43,6 +48,8 @@ typedef struct fcgi_loop_options {
     uint64_t idle_us;         /* a connection without a request for this long is closed; 0: 300 s */
     uint64_t relay_connect_us; /* an application that does not accept for this long is passed over; 0: 1 s */
     uint64_t relay_us;        /* a relayed request on which nothing moves for this long is ended; 0: 60 s */
+    bool accepts_in_turns;    /* others accept from these sockets too */
+    bool secondary;           /* one loop of several: another one takes the signals and stops this one */
     uint64_t drain_us;        /* SIGTERM: longest until the end; 0: 5 s */
 } fcgi_loop_options;
 
@@ -52,13 +59,15 @@ typedef struct fcgi_loop_counts {
 
 typedef struct fcgi_loop fcgi_loop;
 
-/* Blocks SIGTERM, SIGINT and SIGHUP and takes them from a descriptor instead. Returns NULL with errno. `listeners` are
- * open, borrowed, and closed when the loop stops accepting. */
+/* Unless it is a secondary one: blocks SIGTERM, SIGINT, SIGHUP and SIGUSR2 and takes them from a descriptor instead.
+ * Returns NULL with errno. `listeners` are open before it runs, borrowed, and closed when the loop stops accepting. */
 fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder *responder, fcgi_listener *listeners,
                           size_t listener_count);
 /* Serves until SIGTERM or SIGINT, then answers what was accepted. true: everything was answered; false: the drain
  * deadline cut something off, or epoll failed. */
 bool fcgi_loop_run(fcgi_loop *loop);
+/* As SIGTERM would. The only function that any thread may call. */
+void fcgi_loop_stop(fcgi_loop *loop);
 const fcgi_loop_counts *fcgi_loop_read_counts(const fcgi_loop *loop);
 void fcgi_loop_close(fcgi_loop *loop); /* accepts NULL */
 

@@ -17,6 +17,7 @@
 #define UNSENT_BYTES_MAX 262144u /* above: nothing more is read from this peer */
 #define EVENTS_PER_ROUND 256
 #define ACCEPTS_PER_ROUND 64
+#define TURN_ACCEPTS 16
 #define ACCEPT_PAUSE_US UINT64_C(100000) /* after the system had no descriptor or memory for a connection */
 #define RECLAIM_IDLE_US UINT64_C(1000000) /* at the cap, a connection idle for so long makes room for a new one */
 #define LINGER_US UINT64_C(2000000)
@@ -32,7 +33,14 @@ typedef enum phase {
     PHASES
 } phase;
 
-typedef enum source_kind { SOURCE_SIGNALS, SOURCE_LISTENER, SOURCE_CONNECTION, SOURCE_RELAY } source_kind;
+typedef enum source_kind {
+    SOURCE_SIGNALS,
+    SOURCE_WAKE,
+    SOURCE_HANDOVER,
+    SOURCE_LISTENER,
+    SOURCE_CONNECTION,
+    SOURCE_RELAY
+} source_kind;
 
 typedef struct source {
     source_kind kind; /* what epoll's pointer points to */
@@ -66,6 +74,7 @@ typedef struct listen_source {
     source source;
     fcgi_listener *listener;
     bool polled;
+    unsigned taken; /* connections since it went to the end of the queue of those who wait for them */
 } listen_source;
 
 typedef struct connection_list {
@@ -74,8 +83,10 @@ typedef struct connection_list {
 
 struct fcgi_loop {
     int epoll_fd;
-    source signals;
-    int signal_fd;
+    source signals, wake, handover;
+    int signal_fd;   /* -1 in a secondary loop */
+    int wake_fd;     /* an eventfd: fcgi_loop_stop */
+    int handover_fd; /* -1: no other program is being started */
     sigset_t mask_before;
     fcgi_loop_options options;
     fcgi_responder responder;

@@ -24,7 +24,7 @@ of(PyObject *self)
 #define KEEP_BLOCKS 1
 #endif
 
-static tgpy_decision *
+static inline tgpy_decision *
 decision_allocate(tgpy_state *state, size_t tail_bytes)
 {
     const bool common = HEAD_BYTES + tail_bytes <= TGPY_FREE_BLOCK_BYTES;
@@ -95,7 +95,9 @@ tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decisio
     self->reported = decision->reported;
     self->result_count = decision->result_count;
     self->identity_count = (uint8_t)identity_count;
-    if (results_bytes)
+    if (decision->result_count == 1)
+        self->results[0] = decision->results[0]; /* copied where it stands, without a call */
+    else if (results_bytes)
         memcpy(self->results, decision->results, results_bytes);
     char *to = (char *)self->results + results_bytes;
     for (size_t i = 0; i < identity_count; i++) {

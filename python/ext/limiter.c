@@ -30,7 +30,7 @@ struct call {
     PyObject *dims; /* a dict of our own when the caller's mapping is none, else NULL */
 };
 
-static void
+static inline void
 call_fini(struct call *call)
 {
     for (size_t i = 0; i < call->made_count; i++)
@@ -68,7 +68,7 @@ add_part(struct call *call, tg_text kind, PyObject *object, const char *what)
     return true;
 }
 
-static bool
+static inline bool
 positional(struct call *call, PyObject *const *args, Py_ssize_t count)
 {
     if (count > TG_PARTS_MAX) {
@@ -162,12 +162,10 @@ by_kind(struct call *call, PyObject *dims, bool flat)
     return true;
 }
 
-static bool
-parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool costs, struct call *call)
+static __attribute__((noinline)) bool
+parse_names(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool costs,
+            struct call *call)
 {
-    call->cost = 1;
-    call->dimension_count = call->part_count = call->made_count = 0;
-    call->dims = NULL;
     PyObject *dims = NULL;
     if (names) {
         PyObject *const *interned = self->state->names;
@@ -199,11 +197,23 @@ parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, Py
     return positional(call, args, count);
 }
 
+static inline bool
+parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool costs,
+           struct call *call)
+{
+    call->cost = 1;
+    call->dimension_count = call->part_count = call->made_count = 0;
+    call->dims = NULL;
+    if (!names && count > 0) /* as most are called */
+        return positional(call, args, count);
+    return parse_names(self, args, count, names, costs, call);
+}
+
 /* ---- hit and its kin ---- */
 
 typedef tg_status (*decide_function)(tg_limiter *, const tg_dimension *, size_t, uint64_t, tg_decision *, tg_error *);
 
-static PyObject *
+static inline PyObject *
 decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, decide_function function)
 {
     tgpy_limiter *self = of(object);

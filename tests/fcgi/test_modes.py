@@ -105,6 +105,15 @@ def test_a_peek_tells_what_a_hit_would_get_and_takes_nothing(daemon: Daemon) -> 
     assert 3590 < float(str(decision(told)["retry_after"])) <= 3600
 
 
+def test_a_peek_without_a_key_tells_of_the_request_itself(daemon: Daemon) -> None:
+    for named in ({}, {"TIDEGATE_POLICY": "small"}):
+        peek = {**named, "TIDEGATE_PEEK": "1"}
+        told = [decision(ask(daemon.address, uri="/small", set=peek)) for _ in range(3)]
+        assert [(one["policy"], one["allowed"], one["remaining"]) for one in told] == [("small", True, 2)] * 3
+    assert [ask(daemon.address, uri="/small").status for _ in range(3)] == [200, 200, 429]
+    assert decision(ask(daemon.address, uri="/small", set={"TIDEGATE_PEEK": "1"}))["allowed"] is False
+
+
 def test_a_reload_is_seen_by_policies_named(start: Callable[..., Daemon]) -> None:
     daemon = start()
     hit = {"TIDEGATE_POLICY": "small"}

@@ -213,7 +213,7 @@ def test_sigterm_at_a_random_moment_under_load_leaves_no_accepted_request_unansw
     start: Callable[..., Daemon]
 ) -> None:
     chance = random.Random(182)
-    for _ in range(50):
+    for _ in range(1000 if os.environ.get("TIDEGATE_LONG") == "1" else 50):
         daemon = start()
         trouble: list[str] = []
         answered = Counter[str]()

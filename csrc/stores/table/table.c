@@ -119,13 +119,11 @@ make_keys(call *now, size_t count)
         const tg_rule *const rule = target->rule;
         plan *const at = &now->plans[i];
         hash_identity(now, i);
-        uint64_t scope[2], low = at->identity_key[0], high = at->identity_key[1];
-        /* The hash was stored in two halves a moment ago: loaded as one, it would have to wait for both to leave. */
-        __asm__("" : "+r"(low), "+r"(high));
+        uint64_t scope[2];
         memcpy(scope, rule->scope, sizeof scope);
-        at->key[0] = low ^ scope[0];
-        at->key[1] = high ^ scope[1];
-        at->segment = (uint32_t)(low >> 58) & segment_mask;
+        at->key[0] = at->identity_key[0] ^ scope[0];
+        at->key[1] = at->identity_key[1] ^ scope[1];
+        at->segment = (uint32_t)(at->identity_key[0] >> 58) & segment_mask;
         at->rule = rule;
         at->target = target;
         at->leader = (uint32_t)i;
