@@ -191,7 +191,7 @@ static tg_status
 read_defaults(tg_reader *r, const tg_node *node)
 {
     static const char *const known[] = { TG_SETTINGS_WORDS, NULL };
-    static const char *const later[] = { "mode", "log_decisions", NULL };
+    static const char *const later[] = { "pause_when", NULL };
     static const tg_keys allowed = { "defaults", known, later };
     const tg_node *values[TG_KEYS_MAX];
     const tg_status status = tg__read_keys(r, node, &allowed, values);
@@ -205,7 +205,7 @@ read_file(tg_reader *r, const tg_node *root)
     static const char *const known[] = { "store",  "namespace", "trusted_proxies", "client_header", "user_header",
                                          "exempt", "deny",      "defaults",        "policies",      "unmatched",
                                          NULL };
-    static const char *const later[] = { "include", "plans", "log_decisions", "pause_when", "secret", "mode", NULL };
+    static const char *const later[] = { "include", "plans", "pause_when", "secret", NULL };
     static const tg_keys allowed = { "the rules file", known, later };
     tg_config *config = r->config;
     const tg_node *values[TG_KEYS_MAX];

@@ -18,11 +18,20 @@ typedef struct tg_match tg_match; /* parsed `match`: paths with '*', methods, ho
 /* What one request takes, beyond what the face says (which this multiplies). */
 typedef struct tg_cost {
     enum { TG_COST_FIXED, TG_COST_HEADER, TG_COST_QUERY, TG_COST_RESPONSE } source;
-    uint64_t units;      /* fixed; of a header or query that is not there; of a response that has not come yet */
+    uint64_t units;      /* fixed; of a header or query that is not there; of a response until it comes */
     uint64_t least, most;
     tg_header_name header;
     tg_text query;
 } tg_cost;
+
+typedef enum tg_mode { TG_MODE_ENFORCE = 0, TG_MODE_SHADOW, TG_MODE_CHALLENGE } tg_mode;
+typedef enum tg_log { TG_LOG_NONE = 0, TG_LOG_REFUSED, TG_LOG_ALL } tg_log;
+
+/* The statuses of answers that count; none: all do. */
+typedef struct tg_counted {
+    bool some;
+    uint8_t statuses[500 / 8 + 1]; /* a bit for each of 100 to 599 */
+} tg_counted;
 
 /* Rules that hold for clients of one plan. */
 typedef struct tg_plan {
@@ -48,12 +57,16 @@ typedef struct tg_policy {
     tg_on_full on_full;
     tg_missing missing_identity;
     tg_style style;         /* of the answer when this policy is the one reported */
+    tg_mode mode;
+    tg_log log;
+    uint64_t log_sample;    /* one of so many; 0 as 1 */
+    tg_counted counted;
     tg_roll exempt, deny;
     tg_cost cost;
     tg_plan *plans;         /* `rules` are those of clients whose plan is not among them */
     size_t plan_count;
     tg_header_name plan_header; /* length 0: the application says which plan it is */
-    tg_place by_place[TG_DIMENSIONS_MAX], route_place; /* for what a face cannot tell; line 0: not written */
+    tg_place by_place[TG_DIMENSIONS_MAX], route_place, settle_place; /* for what a face cannot tell; line 0: none */
 } tg_policy;
 
 typedef struct tg_config {

@@ -256,12 +256,13 @@ read_plans(const tg_reader *r, const tg_node *node, const tg_node *rules, tg_pol
 
 /* ---- cost ---- */
 
-/* 5, or {header: X-Cost, default: 1, min: 1, max: 100}, or the same with query */
+/* 5, or {header: X-Cost, default: 1, min: 1, max: 100}, or the same with query, or {response_header: X-Cost, reserve: 1,
+ * max: 100} */
 static tg_status
 read_cost(const tg_reader *r, const tg_node *node, tg_cost *cost)
 {
-    enum { HEADER, QUERY, DEFAULT, MIN, MAX };
-    static const char *const known[] = { "header", "query", "default", "min", "max", NULL };
+    enum { HEADER, QUERY, RESPONSE, DEFAULT, RESERVE, MIN, MAX };
+    static const char *const known[] = { "header", "query", "response_header", "default", "reserve", "min", "max", NULL };
     static const char *const none[] = { NULL };
     static const tg_keys allowed = { "cost", known, none };
     const tg_node *values[TG_KEYS_MAX];
@@ -271,16 +272,25 @@ read_cost(const tg_reader *r, const tg_node *node, tg_cost *cost)
     tg_status status = tg__read_keys(r, node, &allowed, values);
     if (status != TG_OK)
         return status;
-    if (!values[HEADER] == !values[QUERY])
-        return tg__source_error(&r->source, node->at, "found %s \"header\" %s \"query\", expected one of them",
-                                values[HEADER] ? "both" : "neither", values[HEADER] ? "and" : "nor");
+    if (!!values[HEADER] + !!values[QUERY] + !!values[RESPONSE] != 1)
+        return tg__source_error(&r->source, node->at, "found %s of \"header\", \"query\" and \"response_header\", expected "
+                                                      "one of them",
+                                values[HEADER] || values[QUERY] || values[RESPONSE] ? "several" : "none");
+    if (!!values[RESPONSE] && values[DEFAULT])
+        return tg__source_error(&r->source, values[DEFAULT]->at, "found \"default\", expected \"reserve\": what is taken "
+                                                                 "until the response says what it cost");
+    if (!values[RESPONSE] && values[RESERVE])
+        return tg__source_error(&r->source, values[RESERVE]->at, "found \"reserve\", expected \"default\": what is taken "
+                                                                 "where nothing says what it costs");
     if (!values[MAX])
         return tg__source_error(&r->source, node->at, "found no \"max\", expected what one request costs at most");
-    const tg_node *name = values[HEADER] ? values[HEADER] : values[QUERY];
-    cost->source = values[HEADER] ? TG_COST_HEADER : TG_COST_QUERY;
-    cost->units = cost->least = 1;
+    const tg_node *name = values[HEADER] ? values[HEADER] : values[QUERY] ? values[QUERY] : values[RESPONSE];
+    const tg_node *standing = values[RESPONSE] ? values[RESERVE] : values[DEFAULT];
+    cost->source = values[HEADER] ? TG_COST_HEADER : values[QUERY] ? TG_COST_QUERY : TG_COST_RESPONSE;
+    cost->units = 1;
+    cost->least = values[RESPONSE] ? 0 : 1;
     status = tg__want_text(r, name, "a name");
-    if (status == TG_OK && values[HEADER] && !tg__header_name(name->text, &cost->header))
+    if (status == TG_OK && !values[QUERY] && !tg__header_name(name->text, &cost->header))
         return tg__source_error(&r->source, name->at, "found %s, expected a header's name",
                                 tg__node_show(name, shown, sizeof shown));
     if (status == TG_OK && values[QUERY])
@@ -289,9 +299,47 @@ read_cost(const tg_reader *r, const tg_node *node, tg_cost *cost)
         status = tg__read_number(r, values[MAX], 1, TG_LIMIT_MAX, &cost->most);
     if (status == TG_OK && values[MIN])
         status = tg__read_number(r, values[MIN], 0, cost->most, &cost->least);
-    if (status == TG_OK && values[DEFAULT])
-        status = tg__read_number(r, values[DEFAULT], 0, cost->most, &cost->units);
+    if (status == TG_OK && standing)
+        status = tg__read_number(r, standing, 0, cost->most, &cost->units);
     return status;
+}
+
+/* ---- count ---- */
+
+/* {status: [401, "4xx"]} */
+static tg_status
+read_count(const tg_reader *r, const tg_node *node, tg_counted *counted)
+{
+    static const char *const known[] = { "status", NULL };
+    static const char *const none[] = { NULL };
+    static const tg_keys allowed = { "count", known, none };
+    const tg_node *values[TG_KEYS_MAX], *entry;
+    char shown[96];
+    size_t count;
+    tg_status status = tg__read_keys(r, node, &allowed, values);
+    if (status == TG_OK && !values[0])
+        return tg__source_error(&r->source, node->at, "found no \"status\" in count, expected 401, \"4xx\" or a list");
+    if (status == TG_OK)
+        status = tg__want_entries(r, values[0], "a status (401, \"4xx\")", &entry, &count);
+    if (status != TG_OK)
+        return status;
+    counted->some = true;
+    for (; entry; entry = tg__read_after(values[0], entry)) {
+        uint64_t first = 0, last = 0;
+        const tg_text text = entry->text;
+        if (text.length == 3 && text.data[0] >= '1' && text.data[0] <= '5' && text.data[1] == 'x' && text.data[2] == 'x') {
+            first = (uint64_t)(text.data[0] - '0') * 100;
+            last = first + 99;
+        } else if (tg__text_number(text, 599, &first) && first >= 100) {
+            last = first;
+        } else {
+            return tg__source_error(&r->source, entry->at, "found %s, expected a status from 100 to 599, or 1xx to 5xx",
+                                    tg__node_show(entry, shown, sizeof shown));
+        }
+        for (uint64_t i = first; i <= last; i++)
+            counted->statuses[(i - 100) / 8] |= (uint8_t)(1u << (i - 100) % 8);
+    }
+    return TG_OK;
 }
 
 /* ---- by ---- */
@@ -339,11 +387,10 @@ read_by(const tg_reader *r, const tg_node *node, tg_policy *policy)
 tg_status
 tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_name, tg_policy *policy)
 {
-    enum { NAME = TG_SETTINGS, MATCH, RULES, BY, ALSO, EXEMPT, DENY, COST, PLANS };
-    static const char *const known[] = { TG_SETTINGS_WORDS, "name",   "match", "rules", "by",   "also",
-                                         "exempt",          "deny",   "cost",  "plans", NULL };
-    static const char *const later[] = { "mode", "log_decisions", "pause_when", "count_denied", "max_delay", "count",
-                                         NULL };
+    enum { NAME = TG_SETTINGS, MATCH, RULES, BY, ALSO, EXEMPT, DENY, COST, PLANS, COUNT };
+    static const char *const known[] = { TG_SETTINGS_WORDS, "name",  "match", "rules", "by",  "also", "exempt",
+                                         "deny",            "cost",  "plans", "count", NULL };
+    static const char *const later[] = { "pause_when", "count_denied", "max_delay", NULL };
     static const tg_keys allowed = { "a policy", known, later };
     const tg_node *values[TG_KEYS_MAX];
     tg_status status = tg__read_keys(r, node, &allowed, values);
@@ -383,6 +430,10 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
         status = tg__read_roll(r, values[DENY], &policy->deny);
     if (status == TG_OK && values[COST])
         status = read_cost(r, values[COST], &policy->cost);
+    if (status == TG_OK && values[COUNT])
+        status = read_count(r, values[COUNT], &policy->counted);
+    if (status == TG_OK && (policy->counted.some || policy->cost.source == TG_COST_RESPONSE))
+        policy->settle_place = tg__source_place(&r->source, (values[COUNT] ? values[COUNT] : values[COST])->at);
     if (status == TG_OK && policy->rules_most * policy->by_count > TG_TARGETS_MAX)
         return tg__source_error(&r->source, node->at,
                                 "policy \"%s\" has %zu rules for each of %zu dimensions, expected at most %d pairs of "

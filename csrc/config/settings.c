@@ -115,6 +115,31 @@ read_style(const tg_reader *r, const tg_node *const *values, tg_style *style)
     return status;
 }
 
+/* ---- what becomes of a decision ---- */
+
+/* none, refused or all; or {what: all, sample: 100}: one of a hundred */
+static tg_status
+read_log(const tg_reader *r, const tg_node *node, tg_policy *policy)
+{
+    static const char *const words[] = { "none", "refused", "all", NULL };
+    static const char *const known[] = { "what", "sample", NULL };
+    static const char *const none[] = { NULL };
+    static const tg_keys allowed = { "log_decisions", known, none };
+    const tg_node *values[TG_KEYS_MAX] = { node };
+    tg_status status = TG_OK;
+    size_t choice;
+    policy->log_sample = 1;
+    if (node->kind != TG_NODE_SCALAR)
+        status = tg__read_keys(r, node, &allowed, values);
+    if (status == TG_OK && !values[0])
+        return tg__source_error(&r->source, node->at, "found no \"what\" in log_decisions, expected none, refused or all");
+    if (status == TG_OK && (status = tg__read_choice(r, values[0], words, &choice)) == TG_OK)
+        policy->log = (tg_log)choice;
+    if (status == TG_OK && values[1])
+        status = tg__read_number(r, values[1], 1, 1000000000, &policy->log_sample);
+    return status;
+}
+
 tg_status
 tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *policy)
 {
@@ -122,6 +147,13 @@ tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *p
                                      values[TG_SETTING_MISSING], policy);
     if (status == TG_OK)
         status = read_style(r, values, &policy->style);
+    static const char *const modes[] = { "enforce", "shadow", "challenge", NULL };
+    size_t choice;
+    if (status == TG_OK && values[TG_SETTING_MODE] &&
+        (status = tg__read_choice(r, values[TG_SETTING_MODE], modes, &choice)) == TG_OK)
+        policy->mode = (tg_mode)choice;
+    if (status == TG_OK && values[TG_SETTING_LOG])
+        status = read_log(r, values[TG_SETTING_LOG], policy);
     return status;
 }
 

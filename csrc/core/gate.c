@@ -91,6 +91,7 @@ snapshot_close(tg_snapshot *old)
         free(old->plans[i]);
     }
     free(old->plans);
+    free(old->logged);
     free(old->limiters);
     tg__config_close(old->config);
     free(old);
@@ -217,7 +218,8 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .missing_identity = policy->missing_identity,
     };
     tg_error fault;
-    const tg_status status = tg__limiter_open(gate->store, client, &options, "", limiter, &fault);
+    const tg_status status = tg__limiter_open(
+        gate->store, client, &options, policy->mode == TG_MODE_SHADOW ? "~shadow" : "", limiter, &fault);
     if (status == TG_OK || !error)
         return status == TG_E_RULE ? TG_E_CONFIG : status;
     if (status != TG_E_RULE && status != TG_E_CONFIG) {
@@ -261,6 +263,8 @@ check_face(const tg_gate *gate, const tg_config *config, const tg_policy *policy
     }
     if (policy->route_place.line && !(gate->faces & TG_FACE_ROUTE))
         return face_error(config, policy, policy->route_place, "the route", error);
+    if (policy->settle_place.line && !(gate->faces & TG_FACE_RESPONSE))
+        return face_error(config, policy, policy->settle_place, "what is answered", error);
     return TG_OK;
 }
 
@@ -289,7 +293,8 @@ static bool
 is_simple(const tg_policy *policy)
 {
     return policy->exempt.count == 0 && policy->deny.count == 0 && policy->plan_count == 0 &&
-           policy->cost.source == TG_COST_FIXED && policy->cost.units == 1;
+           policy->cost.source == TG_COST_FIXED && policy->cost.units == 1 && policy->mode == TG_MODE_ENFORCE &&
+           policy->log == TG_LOG_NONE && policy->settle_place.line == 0;
 }
 
 static void
@@ -337,7 +342,8 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
     made->config = config;
     made->limiters = calloc(config->policy_count + 1, sizeof(tg_limiter *));
     made->plans = calloc(config->policy_count + 1, sizeof(tg_limiter **));
-    if (!made->limiters || !made->plans)
+    made->logged = calloc(config->policy_count + 1, sizeof *made->logged);
+    if (!made->limiters || !made->plans || !made->logged)
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
     if (status == TG_OK)
         status = take_client(gate, config, &made->client, error);
@@ -506,6 +512,17 @@ tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_
                                                 error);
     unpin(gate, pinned);
     return status;
+}
+
+tg_status
+tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers, size_t header_count,
+               tg_error *error)
+{
+    const size_t pinned = pin(gate);
+    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+    const tg_status settled = tg__snapshot_settle(now, gate->store, judgement, status, headers, header_count, error);
+    unpin(gate, pinned);
+    return settled;
 }
 
 static tg_status

@@ -6,6 +6,14 @@
 #include "config/config.h"
 #include "core/core.h"
 
+#include <stdatomic.h>
+
+/* Decisions of one policy since a line was last written about it. */
+typedef struct tg_logged {
+    _Atomic uint64_t since, refused; /* decisions */
+    _Atomic uint64_t next_us;        /* no line before it: CLOCK_MONOTONIC_COARSE */
+} tg_logged;
+
 /* Never changed once it is in force. */
 typedef struct tg_snapshot {
     tg_config *config;
@@ -13,6 +21,7 @@ typedef struct tg_snapshot {
     tg_limiter **limiters;   /* one for each policy, in the file's order; of policies with plans the one for the rest */
     tg_limiter ***plans;     /* for each policy with plans one for each of them, else NULL */
     size_t limiter_count;
+    struct tg_logged *logged; /* for each policy, what has been said of it: the one thing that changes */
     bool simple;             /* no policy does more than judge: the short way */
 } tg_snapshot;
 
@@ -20,5 +29,9 @@ typedef struct tg_snapshot {
 tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                              const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                              tg_answer *answer, tg_error *error);
+
+/* settle.c: tg_gate_settle likewise. */
+tg_status tg__snapshot_settle(const tg_snapshot *now, tg_store *store, tg_judgement *judgement, int status,
+                              const tg_header *headers, size_t header_count, tg_error *error);
 
 #endif

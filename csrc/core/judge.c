@@ -6,6 +6,8 @@
 #include "identity/fields.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
 
 /* The policies that a request meets, and what they make of it. */
 typedef struct court {
@@ -16,6 +18,7 @@ typedef struct court {
     size_t prior_count;
     uint64_t cost;
     tg_judgement *judgement;
+    const size_t *found;                      /* the policies that the request meets, by their place in the file */
     const tg_style *style;                    /* of the policy that is reported */
     /* Those that the request meets, by their place among which tg_result.limiter names them; NULL: not judging with the
      * others. */
@@ -52,6 +55,20 @@ typedef struct bench {
     size_t count;
 } bench;
 
+/* A peek is no decision, and one that waits for the body comes again with it. */
+static bool
+is_counted(const court *of)
+{
+    return !of->request->peek && !of->judgement->needs_body;
+}
+
+static void
+count_at(const court *of, size_t at, tg_metric metric)
+{
+    if (is_counted(of))
+        tg__metrics_one(of->now->limiters[at], metric);
+}
+
 static tg_status
 judge_together(court *of, const bench *together, tg_error *error)
 {
@@ -59,7 +76,7 @@ judge_together(court *of, const bench *together, tg_error *error)
     tg_judgement *judgement = of->judgement;
     const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
                                                 of->prior, of->prior_count, judgement, &reported, error);
-    if (status == TG_OK && !of->request->peek)
+    if (status == TG_OK && is_counted(of))
         tg__metrics_judged(together->limiters, together->count, judgement, reported);
     of->style = &of->judging[together->places[reported]]->style;
     const uint16_t own_status = of->style->statuses[judgement->outcome];
@@ -71,7 +88,7 @@ judge_together(court *of, const bench *together, tg_error *error)
 /* ---- the short way: policies that only judge ---- */
 
 static tg_status
-judge_simply(court *of, const size_t *found, size_t count, tg_error *error)
+judge_simply(court *of, size_t count, tg_error *error)
 {
     bench together;
     if (count == 0) {
@@ -79,8 +96,8 @@ judge_simply(court *of, const size_t *found, size_t count, tg_error *error)
         return TG_OK;
     }
     for (size_t i = 0; i < count; i++) {
-        of->judging[i] = &of->now->config->policies[found[i]];
-        together.limiters[i] = of->now->limiters[found[i]];
+        of->judging[i] = &of->now->config->policies[of->found[i]];
+        together.limiters[i] = of->now->limiters[of->found[i]];
         together.costs[i] = of->cost;
         together.places[i] = i;
     }
@@ -169,22 +186,6 @@ exempt(court *of, const char *policy)
     return TG_OK;
 }
 
-static void
-count_at(const court *of, size_t at, tg_metric metric)
-{
-    if (!of->request->peek)
-        tg__metrics_one(of->now->limiters[at], metric);
-}
-
-static void
-take_seat(const court *of, bench *seats, const size_t *found, size_t place)
-{
-    const tg_policy *policy = &of->now->config->policies[found[place]];
-    seats->limiters[seats->count] = limiter_of(of, found[place]);
-    seats->costs[seats->count] = times(of->cost, cost_of(&policy->cost, of->request));
-    seats->places[seats->count++] = place;
-}
-
 /* Results name their policy by its place among all that the request meets. */
 static void
 name_places(tg_decision *decision, const bench *seats)
@@ -193,44 +194,234 @@ name_places(tg_decision *decision, const bench *seats)
         decision->results[i].limiter = (uint8_t)seats->places[decision->results[i].limiter];
 }
 
+static bool
+is_refusal(const tg_judgement *judgement)
+{
+    return judgement->status != 0 && judgement->outcome != TG_UNAVAILABLE; /* a silent store refuses nobody by proxy */
+}
+
+/* What is not enforced judges when the rest has let through: on its own, so that it takes nothing from a request that it
+ * would refuse, and nothing of what it says reaches the rest. */
 static tg_status
-judge_wholly(court *of, const size_t *found, size_t count, tg_error *error)
+judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
+{
+    const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
+                                                of->prior_count, said, reported, error);
+    if (status == TG_OK && is_counted(of) && !said->needs_body) {
+        if (is_refusal(said))
+            tg__metrics_one(aside->limiters[*reported], refused);
+        else
+            tg__metrics_judged(aside->limiters, aside->count, said, *reported);
+    }
+    *reported = aside->places[*reported];
+    return status;
+}
+
+/* What was charged aside joins the decision: a later refusal gives it back, a second look at the request finds it. */
+static void
+keep_charges(tg_decision *decision, const tg_decision *aside, const bench *seats)
+{
+    for (size_t i = 0; i < aside->result_count; i++) {
+        const tg_result *result = &aside->results[i];
+        const tg_identity *identity = &aside->identities[result->identity];
+        size_t at = 0;
+        if (!result->charged || aside->degraded || decision->result_count == TG_TARGETS_MAX)
+            continue;
+        while (at < decision->identity_count &&
+               (decision->identities[at].length != identity->length ||
+                memcmp(decision->identities[at].bytes, identity->bytes, identity->length) != 0))
+            at++;
+        if (at == TG_DIMENSIONS_MAX)
+            continue; /* the file's check sees to it that all fit; a plan's or a reading's surplus stays charged */
+        if (at == decision->identity_count)
+            decision->identities[decision->identity_count++] = *identity;
+        tg_result *kept = &decision->results[decision->result_count++];
+        *kept = *result;
+        kept->identity = (uint8_t)at;
+        kept->limiter = (uint8_t)seats->places[result->limiter];
+    }
+}
+
+static tg_status
+judge_challenges(court *of, const bench *challenges, bool alone, tg_error *error)
+{
+    tg_judgement said;
+    size_t reported;
+    const tg_status status = judge_aside(of, challenges, TG_METRIC_CHALLENGED, &said, &reported, error);
+    if (status != TG_OK)
+        return status;
+    of->judgement->needs_body |= said.needs_body;
+    if (is_refusal(&said)) {
+        of->judgement->challenged = true;
+        if (!alone)
+            return TG_OK;
+        of->style = &of->now->config->policies[of->found[reported]].style;
+        name_policy(of->judgement, said.policy);
+        return TG_OK;
+    }
+    if (alone && said.outcome == TG_ALLOWED) { /* nothing else speaks: its numbers are the request's */
+        *of->judgement = said;
+        name_places(&of->judgement->decision, challenges);
+        for (size_t i = 0; i < challenges->count; i++)
+            of->judging[challenges->places[i]] = &of->now->config->policies[of->found[challenges->places[i]]];
+        of->style = &of->now->config->policies[of->found[reported]].style;
+    } else if (!alone) {
+        keep_charges(&of->judgement->decision, &said.decision, challenges);
+    }
+    return TG_OK;
+}
+
+static tg_status
+judge_shadows(court *of, const bench *shadows, bool alone, tg_error *error)
+{
+    tg_judgement said;
+    size_t reported;
+    const tg_status status = judge_aside(of, shadows, TG_METRIC_SHADOW_DENIED, &said, &reported, error);
+    if (status != TG_OK)
+        return status;
+    of->judgement->needs_body |= said.needs_body;
+    if (is_refusal(&said)) {
+        of->judgement->shadow_denied = true;
+        memcpy(of->judgement->shadow_policy, said.policy, sizeof said.policy);
+    } else {
+        keep_charges(&of->judgement->decision, &said.decision, shadows);
+    }
+    if (alone)
+        of->style = &of->now->config->policies[of->found[reported]].style;
+    return TG_OK;
+}
+
+static void
+take_seat(const court *of, bench *seats, size_t place)
+{
+    const tg_policy *policy = &of->now->config->policies[of->found[place]];
+    seats->limiters[seats->count] = limiter_of(of, of->found[place]);
+    seats->costs[seats->count] = times(of->cost, cost_of(&policy->cost, of->request));
+    seats->places[seats->count++] = place;
+}
+
+static bool
+settles(const tg_policy *policy)
+{
+    return policy->settle_place.line != 0;
+}
+
+/* Those that are enforced first; the others when nothing of it is refused, nor waits for the body. */
+static tg_status
+judge_seated(court *of, const bench benches[3], tg_error *error)
+{
+    const bool alone = benches[TG_MODE_ENFORCE].count == 0;
+    tg_status status = TG_OK;
+    if (!alone) {
+        status = judge_together(of, &benches[TG_MODE_ENFORCE], error);
+        if (status != TG_OK)
+            return status;
+        name_places(&of->judgement->decision, &benches[TG_MODE_ENFORCE]);
+    }
+    if (of->judgement->status != 0 || of->judgement->needs_body)
+        return TG_OK;
+    if (benches[TG_MODE_CHALLENGE].count)
+        status = judge_challenges(of, &benches[TG_MODE_CHALLENGE], alone, error);
+    if (status == TG_OK && benches[TG_MODE_SHADOW].count)
+        status = judge_shadows(of, &benches[TG_MODE_SHADOW], alone && benches[TG_MODE_CHALLENGE].count == 0, error);
+    return status;
+}
+
+static tg_status
+judge_wholly(court *of, size_t count, tg_error *error)
 {
     const tg_config *config = of->now->config;
     tg_judgement *judgement = of->judgement;
-    bench together = { .count = 0 };
+    bench benches[3];
+    bool settling = false, judged = false;
     tg__judgement_unmatched(judgement);
     if (tg__is_preflight(of->request))
         return TG_OK;
     if (is_on(of, &config->deny))
         return forbid(of, "", &config->style);
     for (size_t i = 0; i < count; i++)
-        if (is_on(of, &config->policies[found[i]].deny)) {
-            count_at(of, found[i], TG_METRIC_FORBIDDEN);
-            return forbid(of, config->policies[found[i]].name, &config->policies[found[i]].style);
+        if (is_on(of, &config->policies[of->found[i]].deny)) {
+            count_at(of, of->found[i], TG_METRIC_FORBIDDEN);
+            return forbid(of, config->policies[of->found[i]].name, &config->policies[of->found[i]].style);
         }
     if (count == 0)
         return TG_OK;
     if (is_on(of, &config->exempt)) {
         for (size_t i = 0; i < count; i++)
-            count_at(of, found[i], TG_METRIC_EXEMPT);
+            count_at(of, of->found[i], TG_METRIC_EXEMPT);
         return exempt(of, "");
     }
+    for (size_t i = 0; i < 3; i++)
+        benches[i].count = 0; /* the rest is written where it is used */
     of->judging_count = count;
     for (size_t i = 0; i < count; i++) {
-        const tg_policy *policy = &config->policies[found[i]];
-        of->judging[i] = is_on(of, &policy->exempt) ? NULL : policy;
-        if (of->judging[i])
-            take_seat(of, &together, found, i);
-        else
-            count_at(of, found[i], TG_METRIC_EXEMPT);
+        const tg_policy *policy = &config->policies[of->found[i]];
+        of->judging[i] = NULL;
+        if (is_on(of, &policy->exempt)) {
+            count_at(of, of->found[i], TG_METRIC_EXEMPT);
+            continue;
+        }
+        if (policy->mode == TG_MODE_ENFORCE)
+            of->judging[i] = policy;
+        judged = true;
+        settling |= settles(policy);
+        take_seat(of, &benches[policy->mode], i);
     }
-    if (together.count == 0)
-        return exempt(of, config->policies[found[0]].name);
-    const tg_status status = judge_together(of, &together, error);
-    if (status == TG_OK)
-        name_places(&judgement->decision, &together);
+    if (!judged)
+        return exempt(of, config->policies[of->found[0]].name);
+    const tg_status status = judge_seated(of, benches, error);
+    judgement->settles = settling && status == TG_OK && judgement->status == 0 && !judgement->decision.degraded;
     return status;
+}
+
+/* ---- log_decisions ---- */
+
+#define LINE_EVERY_US UINT64_C(1000000)
+
+/* One line a second at most for each policy, with how many it stands for: under attack a line for each refusal would be
+ * trouble of its own. */
+static void
+log_decision(const court *of, size_t at, bool refused)
+{
+    const tg_policy *policy = &of->now->config->policies[at];
+    tg_logged *logged = &of->now->logged[at];
+    const tg_decision *decision = &of->judgement->decision;
+    struct timespec coarse;
+    const uint64_t since = atomic_fetch_add_explicit(&logged->since, 1, memory_order_relaxed) + 1;
+    if (refused)
+        atomic_fetch_add_explicit(&logged->refused, 1, memory_order_relaxed);
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &coarse);
+    const uint64_t now_us = (uint64_t)coarse.tv_sec * 1000000 + (uint64_t)coarse.tv_nsec / 1000;
+    uint64_t next_us = atomic_load_explicit(&logged->next_us, memory_order_relaxed);
+    if (since < policy->log_sample || now_us < next_us ||
+        !atomic_compare_exchange_strong(&logged->next_us, &next_us, now_us + LINE_EVERY_US))
+        return;
+    char who[400] = "", path[80], method[16];
+    if (decision->result_count)
+        tg_identity_show(&decision->identities[decision->results[decision->reported].identity], who, sizeof who);
+    else if (of->judgement->missing[0])
+        snprintf(who, sizeof who, "a request without %s", of->judgement->missing);
+    tg_text shown_path = of->request->path; /* a query may hold a secret */
+    const char *query = shown_path.length ? memchr(shown_path.data, '?', shown_path.length) : NULL;
+    shown_path.length = query ? (size_t)(query - shown_path.data) : shown_path.length;
+    tg__notice("decision", "policy \"%s\" %s %s %s for %.60s; %" PRIu64 " decisions since the last line, %" PRIu64 " refused",
+               policy->name, refused ? "refused" : "let through",
+               tg__text_show(of->request->method, method, sizeof method),
+               tg__text_show(shown_path, path, sizeof path), who[0] ? who : "somebody",
+               atomic_exchange(&logged->since, 0), atomic_exchange(&logged->refused, 0));
+}
+
+static void
+log_decisions(const court *of, size_t count)
+{
+    if (of->request->peek)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        const tg_policy *policy = &of->now->config->policies[of->found[i]];
+        const bool refused = of->judgement->status != 0 && strcmp(of->judgement->policy, policy->name) == 0;
+        if (policy->log == TG_LOG_ALL || (policy->log == TG_LOG_REFUSED && refused))
+            log_decision(of, of->found[i], refused);
+    }
 }
 
 tg_status
@@ -249,11 +440,14 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
     of.judgement = judgement;
     of.style = &now->config->style;
     of.judging_count = 0;
+    of.found = found;
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
     const size_t count = tg__config_match(now->config, request, found);
-    const tg_status status = now->simple ? judge_simply(&of, found, count, error)
-                                         : judge_wholly(&of, found, count, error);
+    const tg_status status = now->simple ? judge_simply(&of, count, error)
+                                         : judge_wholly(&of, count, error);
+    if (status == TG_OK && !now->simple)
+        log_decisions(&of, count);
     if (status == TG_OK && answer)
         answer_for(&of, answer);
     return status;

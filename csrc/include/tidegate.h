@@ -499,6 +499,13 @@ typedef struct tg_answer tg_answer; /* below */
 TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                                tg_answer *answer, tg_error *error);
+/* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: gives
+ * back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
+ * the response says took too little or too much, at most what is left. By the rules in force now; what a policy took that
+ * is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
+ * TG_E_STORE when the store did not answer: what was taken stays taken. */
+TG_API tg_status tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers,
+                                size_t header_count, tg_error *error);
 /* A limiter of its own for the file's policy `name`, sharing its counts with every face. Close it before the gate.
  * It keeps the rules of this moment until it is opened again. TG_E_CONFIG: no such policy; the message lists them. */
 TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error);

@@ -266,7 +266,7 @@ def test_a_policy_told_to_be_shadowed_never_judges(run: Run, tmp_path: Path) -> 
 
 
 def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> None:
-    path = policies(tmp_path, "{name: a, rules: 5/minute; 1000/hour, by: [ip, host]}", LOGIN)
+    path = policies(tmp_path, "{name: a, rules: 5/minute; 1000/hour, by: [ip, route|ip]}", LOGIN)
     for mode, face in (("answer", "fcgi"), ("auth", "fcgi-auth")):
         mine = run("check", path, "--face", face).stdout.splitlines()
         daemon = subprocess.run(
@@ -668,3 +668,23 @@ def test_a_wrong_reset_says_what_is_wrong(run: Run, tmp_path: Path) -> None:
     assert "login" in done.stderr
     done = run("reset", "late", "ip=nobody", *common)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_shadow_and_challenge_are_counted_apart(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, """
+policies:
+  - {name: tried, rules: 2/hour, mode: shadow, also: true}
+  - {name: asked, match: {path: /a}, rules: 1/hour, mode: challenge}
+  - {name: kept, rules: 4/hour}
+""")
+    store = f"shared://{tmp_path}/t"
+    gate = Gate(path, store=store)
+    for _ in range(6):
+        gate.judge_wsgi({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.5"})
+    for _ in range(3):
+        gate.judge_wsgi({"REQUEST_METHOD": "GET", "PATH_INFO": "/a", "REMOTE_ADDR": "192.0.2.6"})
+    assert counted(run, store) == {
+        "tried": {"allowed": 4, "shadow_denied": 3},  # not asked when another refuses
+        "asked": {"allowed": 1, "challenged": 2},
+        "kept": {"allowed": 4, "denied": 2},
+    }

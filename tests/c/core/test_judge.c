@@ -422,6 +422,7 @@ a_policy_that_a_face_cannot_judge_stops_it_from_starting(void **unused)
         { "policies:\n  - name: a\n    rules: 1/s\n    by: [ip, \"form:x\"]\n", TG_FACE_USER, 4, 14, "asks for \"form:x\"" },
         { "policies:\n  - name: a\n    rules: 1/s\n    by: user\n", TG_FACE_KNOWN, 4, 9, "asks for \"user\"" },
         { "policies:\n  - name: a\n    rules: 1/s\n    match: {route: /a}\n", TG_FACE_KNOWN, 4, 20, "asks for the route" },
+        { "policies:\n  - name: a\n    rules: 1/s\n    count: {status: 401}\n", TG_FACE_KNOWN, 4, 12, "asks for what is answered" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char path[] = "/tmp/tidegate-judge-XXXXXX";
@@ -440,6 +441,260 @@ a_policy_that_a_face_cannot_judge_stops_it_from_starting(void **unused)
     }
     faces = TG_FACE_KNOWN;
     rules("policies:\n  - {name: a, rules: 1/s, by: user|ip}\n");
+}
+
+/* ---- modes ---- */
+
+static void
+a_shadow_decides_on_counts_of_its_own_and_refuses_nobody(void **unused)
+{
+    (void)unused;
+    tg_judgement judgement;
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("defaults: {headers: [x-ratelimit, shadow]}\n"
+          "policies:\n"
+          "  - {name: tried, rules: 1/minute, mode: shadow, also: true}\n"
+          "  - {name: site, rules: 3/minute}\n");
+    assert_string_equal(told_of(&request),
+                        "allowed 0 | X-RateLimit-Limit: 3 | X-RateLimit-Remaining: 2 | X-RateLimit-Reset: 60");
+    assert_string_equal(told_of(&request), "allowed 0 | X-RateLimit-Limit: 3 | X-RateLimit-Remaining: 1"
+                                           " | X-RateLimit-Reset: 60 | X-RateLimit-Shadow: denied");
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_true(judgement.shadow_denied);
+    assert_string_equal(judgement.shadow_policy, "tried");
+    assert_string_equal(judgement.policy, "site");
+    lacks(told_of(&request), "X-RateLimit-Shadow"); /* refused by `site`: the shadow is not asked */
+    holds(told_text, "denied 429");
+}
+
+static void
+a_shadow_that_becomes_enforced_begins_anew(void **unused)
+{
+    (void)unused;
+    char path[] = "/tmp/tidegate-judge-XXXXXX";
+    const int fd = mkstemp(path);
+    static const char shadow[] = "policies: [{name: a, rules: 1/minute, mode: shadow}]\n",
+                      enforced[] = "policies: [{name: a, rules: 1/minute}]\n";
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of("memory://judge-shadow"), .clock = now };
+    assert_int_equal(pwrite(fd, shadow, sizeof shadow - 1, 0), sizeof shadow - 1);
+    assert_int_equal(tg_gate_open(&options, &gate, NULL), TG_OK);
+    assert_string_equal(told("GET", "/", "192.0.2.1"), "unmatched 0");
+    assert_string_equal(told("GET", "/", "192.0.2.1"), "unmatched 0");
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, enforced, sizeof enforced - 1, 0), sizeof enforced - 1);
+    assert_int_equal(tg_gate_reload(gate, NULL), TG_OK);
+    holds(told("GET", "/", "192.0.2.1"), "allowed 0");
+    holds(told("GET", "/", "192.0.2.1"), "denied 429");
+    close(fd);
+    unlink(path);
+}
+
+static void
+a_challenge_lets_through_and_says_so(void **unused)
+{
+    (void)unused;
+    tg_judgement judgement;
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies:\n"
+          "  - {name: robots, rules: 1/minute, mode: challenge, also: true}\n"
+          "  - {name: alone, match: {path: /alone}, rules: 100/minute, mode: challenge}\n"
+          "  - {name: site, rules: 3/minute}\n");
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_false(judgement.challenged);
+    assert_int_equal(judgement.decision.remaining, 2); /* of what is enforced */
+    assert_int_equal(tg_decision_refund(tg_gate_store(gate), &judgement.decision, NULL), TG_OK); /* of both */
+    lacks(told_of(&request), "Challenge");
+    assert_string_equal(told_of(&request), "allowed 0 | X-RateLimit-Limit: 3 | X-RateLimit-Remaining: 1"
+                                           " | X-RateLimit-Reset: 60 | X-RateLimit-Challenge: required");
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_true(judgement.challenged);
+    assert_int_equal(judgement.status, 0);
+    assert_string_equal(told("GET", "/alone", "192.0.2.2"),
+                        "allowed 0 | X-RateLimit-Limit: 1 | X-RateLimit-Remaining: 0 | X-RateLimit-Reset: 60");
+    assert_string_equal(told("GET", "/alone", "192.0.2.2"), "unmatched 0 | X-RateLimit-Challenge: required");
+}
+
+static void
+what_is_not_enforced_is_charged_once_however_often_a_request_is_judged(void **unused)
+{
+    (void)unused;
+    tg_judgement first, second;
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies:\n"
+          "  - {name: tried, rules: 2/minute, mode: shadow, also: true}\n"
+          "  - {name: robots, rules: 2/minute, mode: challenge, also: true}\n"
+          "  - {name: site, rules: 9/minute}\n");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &first, NULL, NULL), TG_OK);
+        const tg_decision *prior[] = { &first.decision };
+        assert_int_equal(tg_gate_judge(gate, &request, 1, prior, 1, &second, NULL, NULL), TG_OK);
+        assert_false(first.challenged || second.challenged || first.shadow_denied || second.shadow_denied);
+    }
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &first, NULL, NULL), TG_OK);
+    assert_true(first.challenged && first.shadow_denied);
+}
+
+/* ---- after the response ---- */
+
+static tg_judgement
+judged_and_settled(const tg_request *request, int status, const char *cost)
+{
+    tg_judgement judgement;
+    const tg_header header = { tg_text_of("X-Cost"), tg_text_of(cost) };
+    assert_int_equal(tg_gate_judge(gate, request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    if (judgement.settles)
+        assert_int_equal(tg_gate_settle(gate, &judgement, status, &header, cost != NULL, NULL), TG_OK);
+    assert_false(judgement.settles);
+    return judgement;
+}
+
+static void
+only_the_statuses_that_count_are_counted(void **unused)
+{
+    (void)unused;
+    const tg_request request = { .method = tg_text_of("POST"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies:\n"
+          "  - {name: site, rules: 100/minute, also: true}\n"
+          "  - {name: login, rules: 5/minute; 6/hour fixed_window; 7/day burst 7, count: {status: [401, \"5xx\"]}}\n");
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(judged_and_settled(&request, i % 2 ? 401 : 503, NULL).status, 0);
+    tg_judgement judgement = judged_and_settled(&request, 200, NULL);
+    assert_int_equal(judgement.status, 429); /* before the handler runs */
+    assert_string_equal(judgement.policy, "login");
+    tg_clock_advance_us(now, 60000000);
+    assert_int_equal(judged_and_settled(&request, 404, NULL).decision.remaining, 0); /* 6/hour: five used, one taken */
+    judgement = judged_and_settled(&request, 404, NULL);
+    assert_int_equal(judgement.status, 0);
+    /* What settling gave back is not given twice. */
+    assert_int_equal(tg_decision_refund(tg_gate_store(gate), &judgement.decision, NULL), TG_OK);
+    assert_int_equal(judged_and_settled(&request, 401, NULL).status, 0);
+    assert_int_equal(judged_and_settled(&request, 401, NULL).status, 429);
+}
+
+static void
+requests_under_way_hold_their_places_until_their_answers_are_known(void **unused)
+{
+    (void)unused;
+    tg_judgement judgements[3];
+    const tg_request request = { .method = tg_text_of("POST"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies: [{name: login, rules: 2/minute, count: {status: 401}}]\n");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgements[i], NULL, NULL), TG_OK);
+        assert_int_equal(judgements[i].status, i < 2 ? 0 : 429);
+    }
+    assert_int_equal(tg_gate_settle(gate, &judgements[0], 200, NULL, 0, NULL), TG_OK);
+    assert_int_equal(tg_gate_settle(gate, &judgements[0], 200, NULL, 0, NULL), TG_OK); /* once only */
+    assert_int_equal(tg_gate_settle(gate, &judgements[2], 200, NULL, 0, NULL), TG_OK); /* it took nothing */
+    assert_int_equal(judged_and_settled(&request, 401, NULL).status, 0);
+    assert_int_equal(judged_and_settled(&request, 401, NULL).status, 429);
+}
+
+static void
+a_response_says_what_its_request_cost(void **unused)
+{
+    (void)unused;
+    static const char *const words[] = { "", "sliding_log", "fixed_window", "sliding_counter", "burst 10 token_bucket" };
+    for (size_t i = 0; i < COUNT(words); i++) {
+        char yaml[200];
+        const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+        snprintf(yaml, sizeof yaml, "policies:\n  - {name: a, rules: 10/minute %s, cost: {response_header: X-Cost, reserve: 2, "
+                                    "max: 5}}\n", words[i]);
+        tg_gate_close(gate);
+        rules(yaml);
+        assert_int_equal(judged_and_settled(&request, 200, "0").decision.remaining, 8);
+        assert_int_equal(judged_and_settled(&request, 200, "5").decision.remaining, 8); /* the 0 was given back */
+        assert_int_equal(judged_and_settled(&request, 200, NULL).decision.remaining, 3);
+        assert_int_equal(judged_and_settled(&request, 200, "4").decision.remaining, 1); /* 9 used, 2 more than are left */
+        assert_int_equal(judged_and_settled(&request, 200, "1").status, 429);
+        tg_clock_advance_us(now, 120000000);
+        assert_int_equal(judged_and_settled(&request, 200, "1").decision.remaining, 8);
+        assert_int_equal(judged_and_settled(&request, 200, "99999").decision.remaining, 7);
+        assert_int_equal(judged_and_settled(&request, 200, "x").decision.remaining, 2);
+    }
+}
+
+static void
+settling_follows_the_rules_in_force_and_needs_no_reading_of_its_own(void **unused)
+{
+    (void)unused;
+    tg_judgement judgement;
+    char path[] = "/tmp/tidegate-judge-XXXXXX";
+    const int fd = mkstemp(path);
+    static const char before[] = "policies: [{name: a, rules: 2/minute, count: {status: 401}}]\n",
+                      since[] = "policies: [{name: b, match: {path: /b}, rules: 9/s}, {name: a, rules: 3/minute, count: {status: 4xx}}]\n";
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of("memory://judge-settle"), .clock = now };
+    assert_int_equal(pwrite(fd, before, sizeof before - 1, 0), sizeof before - 1);
+    assert_int_equal(tg_gate_open(&options, &gate, NULL), TG_OK);
+    assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, since, sizeof since - 1, 0), sizeof since - 1);
+    assert_int_equal(tg_gate_reload(gate, NULL), TG_OK);
+    assert_int_equal(tg_gate_settle(gate, &judgement, 200, NULL, 0, NULL), TG_OK);
+    assert_int_equal(judged_and_settled(&request, 200, NULL).decision.remaining, 2);
+    close(fd);
+    unlink(path);
+}
+
+/* ---- log_decisions ---- */
+
+static unsigned
+lines_about_decisions(char last[480])
+{
+    tg_notice notice;
+    unsigned count = 0;
+    while (tg_notice_take(&notice))
+        if (strcmp(notice.code, "decision") == 0) {
+            memcpy(last, notice.message, sizeof notice.message);
+            count++;
+        }
+    return count;
+}
+
+static void
+a_hundred_thousand_refusals_are_a_few_lines_with_their_number(void **unused)
+{
+    (void)unused;
+    char last[480] = "";
+    tg_judgement judgement;
+    rules("policies:\n"
+          "  - {name: site, rules: 5/hour, log_decisions: refused}\n");
+    lines_about_decisions(last);
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/a?password=x"),
+                                 .peer = tg_text_of("192.0.2.1") };
+    unsigned lines = 0;
+    for (int i = 0; i < 100000; i++) {
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        if (i % 10 == 0)
+            lines += lines_about_decisions(last);
+    }
+    assert_in_range(lines, 1, 20);
+    holds(last, "policy \"site\" refused GET /a for ip 192.0.2.1; ");
+    lacks(last, "password");
+}
+
+static void
+decisions_are_logged_where_asked_for_and_never_by_a_look(void **unused)
+{
+    (void)unused;
+    char last[480] = "";
+    rules("defaults: {log_decisions: {what: all, sample: 3}}\n"
+          "policies:\n"
+          "  - {name: quiet, match: {path: /quiet}, rules: 100/hour, log_decisions: none}\n"
+          "  - {name: site, rules: 100/hour}\n");
+    lines_about_decisions(last);
+    tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"), .peek = true };
+    for (int i = 0; i < 5; i++)
+        told_of(&request);
+    told("GET", "/quiet", "192.0.2.1");
+    told("GET", "/", "192.0.2.1");
+    told("GET", "/", "192.0.2.1");
+    assert_int_equal(lines_about_decisions(last), 0);
+    told("GET", "/", "192.0.2.1");
+    assert_int_equal(lines_about_decisions(last), 1);
+    holds(last, "policy \"site\" let through GET / for ip 192.0.2.1; 3 decisions since the last line, 0 refused");
 }
 
 int
@@ -462,6 +717,16 @@ main(void)
         JUDGES(a_form_is_judged_last_and_only_where_a_face_can_read_it),
         JUDGES(a_policy_of_the_body_alone_waits_for_it),
         JUDGES(a_policy_that_a_face_cannot_judge_stops_it_from_starting),
+        JUDGES(a_shadow_decides_on_counts_of_its_own_and_refuses_nobody),
+        JUDGES(a_shadow_that_becomes_enforced_begins_anew),
+        JUDGES(a_challenge_lets_through_and_says_so),
+        JUDGES(what_is_not_enforced_is_charged_once_however_often_a_request_is_judged),
+        JUDGES(only_the_statuses_that_count_are_counted),
+        JUDGES(requests_under_way_hold_their_places_until_their_answers_are_known),
+        JUDGES(a_response_says_what_its_request_cost),
+        JUDGES(settling_follows_the_rules_in_force_and_needs_no_reading_of_its_own),
+        JUDGES(a_hundred_thousand_refusals_are_a_few_lines_with_their_number),
+        JUDGES(decisions_are_logged_where_asked_for_and_never_by_a_look),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
