@@ -11,7 +11,7 @@ CC = gcc
 endif
 CFLAGS ?= -O2 -g
 WARN = -std=c11 -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
-PKGS = libsodium yaml-0.1
+PKGS = libsodium yaml-0.1 hiredis
 
 ifeq ($(VARIANT),asan)
 SAN = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -100,6 +100,9 @@ $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) -c $< -o $@
+
+# The scripts are part of this object, and no header that the compiler would tell of.
+$(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)

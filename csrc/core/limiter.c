@@ -32,7 +32,10 @@ admit_rules(tg_limiter *limiter, tg_text space, const char *suffix, tg_error *er
     stpcpy(stpcpy(name, limiter->name), suffix);
     for (size_t i = 0; i < limiter->rule_count; i++) {
         tg__rule_scope(&limiter->rules[i], space, tg_text_of(name));
-        const tg_status status = limiter->store->ops->admit_rule(limiter->store, &limiter->rules[i], error);
+        const tg_store_ops *ops = limiter->store->ops;
+        tg_status status = ops->admit_rule(limiter->store, &limiter->rules[i], error);
+        if (status == TG_OK && ops->name_rule)
+            status = ops->name_rule(limiter->store, &limiter->rules[i], space.data, name, error);
         if (status != TG_OK)
             return status;
     }

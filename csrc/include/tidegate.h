@@ -238,6 +238,8 @@ TG_API void tg_store_close(tg_store *store); /* accepts NULL; decisions under wa
 TG_API uint64_t tg_store_now_us(tg_store *store);
 /* Adds this to tg_store_now_us to get microseconds since 1970 UTC; 0 under a manual clock. */
 TG_API int64_t tg_store_utc_offset_us(tg_store *store);
+/* Whether a decision may wait for a network: a binding then lets its other threads run meanwhile. */
+TG_API bool tg_store_remote(const tg_store *store);
 
 /* Counters and fill of a table since it was made, for all processes together. */
 typedef struct tg_store_stats {

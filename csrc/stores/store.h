@@ -30,6 +30,7 @@ typedef struct tg_target {
 
 typedef struct tg_store_ops {
     const char *name; /* "table": appears in errors and metrics */
+    bool remote;      /* apply may wait for a network */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
      * results   HIT and PEEK: allowed, charged, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of each
@@ -42,6 +43,8 @@ typedef struct tg_store_ops {
                        bool *overflow, tg_error *error);
     /* TG_E_RULE when the store could never hold this rule's state: says which size would do. */
     tg_status (*admit_rule)(tg_store *store, const tg_rule *rule, tg_error *error);
+    /* May be NULL. What a rule's scope stands for, for stores whose keys a person reads. TG_E_NOMEM. */
+    tg_status (*name_rule)(tg_store *store, const tg_rule *rule, const char *space, const char *name, tg_error *error);
     uint64_t (*now_us)(tg_store *store);
     int64_t (*utc_offset_us)(tg_store *store);
     tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
@@ -64,6 +67,7 @@ struct tg_store {
     tg_clock *clock;  /* NULL: real */
     unsigned references; /* under the registry's lock */
     struct tg_store *next;
+    const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     atomic_bool failing;
     _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
@@ -82,6 +86,7 @@ typedef struct tg_store_uri {
 
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
 tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);
