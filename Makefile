@@ -149,7 +149,7 @@ python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
 $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	@test -x $(PYTHON) || .ci/setup test
 	$(call SAY,PYTHON,.venv)
-	$(Q)$(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
+	$(Q)CFLAGS="$$CFLAGS -Werror" $(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 install: lib programs ## copy library, header and programs under PREFIX (DESTDIR is honoured)
