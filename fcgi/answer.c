@@ -6,6 +6,7 @@
 #include "answer.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- writing text; what does not fit is left out, and FCGI_TEXT_BYTES_MAX is several times what is ever written */
@@ -278,7 +279,7 @@ fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name, tg_
 static void
 read_params(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_params params, asked *ask)
 {
-    tg_text name, value;
+    tg_text name, value, content_type = { 0 }, content_type_header = { 0 };
     fcgi_params_step step;
     size_t header_count = 0;
     *ask = (asked){ .question.cost = 1 };
@@ -296,6 +297,10 @@ read_params(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_params 
                 ask->request.user = value;
             }
             break;
+        case 'C':
+            if (IS(name, "CONTENT_TYPE"))
+                content_type = value;
+            break;
         case 'S':
             if (IS(name, "SERVER_NAME"))
                 ask->server_name = value;
@@ -309,6 +314,10 @@ read_params(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_params 
         case 'H':
             if (!STARTS(name, "HTTP_"))
                 break;
+            if (IS(name, "HTTP_CONTENT_TYPE")) { /* some servers say it twice, and twice would be none */
+                content_type_header = value;
+                break;
+            }
             if (header_count == FCGI_HEADERS_MAX) {
                 ask->too_many_headers = true;
                 break; /* the parameters behind still say how to refuse */
@@ -323,6 +332,10 @@ read_params(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_params 
         }
     }
     ask->bad = step == FCGI_PARAMS_BAD;
+    if (content_type.length == 0)
+        content_type = content_type_header;
+    if (content_type.length && header_count < FCGI_HEADERS_MAX)
+        answerer->headers[header_count++] = (tg_header){ .name = tg_text_of("Content-Type"), .value = content_type };
     ask->request.headers = answerer->headers;
     ask->request.header_count = header_count;
     if (ask->request.host.length == 0)
@@ -871,6 +884,40 @@ is_repeatable(tg_text method)
     return IS(method, "GET") || IS(method, "HEAD") || IS(method, "OPTIONS");
 }
 
+void
+fcgi_answer_forget(void *context, void *held)
+{
+    (void)context;
+    free(held);
+}
+
+/* By the rules file. A relayed request whose policies ask for its body is judged twice: before the body by what needs
+ * none, then by all, where what was taken already is not taken again. */
+static tg_status
+judge_request(fcgi_answerer *answerer, const fcgi_call *call, fcgi_mode how, asked *ask, tg_error *error)
+{
+    tg_decision *before = call->held;
+    tg_judgement *judgement = &answerer->judgement;
+    ask->request.body = call->body;
+    ask->request.body_read = call->body_read;
+    ask->request.body_follows = how == FCGI_MODE_RELAY && !call->body_read;
+    const tg_decision *prior[] = { before };
+    tg_status status = tg_gate_judge(answerer->gate, &ask->request, ask->question.cost, prior, before ? 1 : 0, judgement,
+                                     &answerer->answer, error);
+    if (before && (status != TG_OK || judgement->status != 0))
+        tg_decision_refund(tg_gate_store(answerer->gate), before, NULL); /* refused is refused: nothing was taken */
+    free(before);
+    if (status != TG_OK || !judgement->needs_body || judgement->status != 0)
+        return status;
+    before = malloc(sizeof *before);
+    if (!before)
+        return TG_E_NOMEM;
+    *before = judgement->decision;
+    call->order->wants_body = true;
+    call->order->held = before;
+    return TG_OK;
+}
+
 size_t
 fcgi_answer_call(void *context, const fcgi_call *call, char *text)
 {
@@ -929,8 +976,7 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
         misuse = decide_by_name(answerer, rights, one, &ask.request, &error);
         if (!misuse)
             tg_answer_make(judgement, answer);
-    } else if (!misuse && tg_gate_judge(answerer->gate, &ask.request, ask.question.cost, NULL, 0, judgement, answer,
-                                        &error) != TG_OK) {
+    } else if (!misuse && judge_request(answerer, call, how, &ask, &error) != TG_OK) {
         fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(error.status),
                         error.message);
         put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
@@ -941,6 +987,8 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
         put_misuse(&out, how, 500, "Internal Server Error", "MISCONFIGURED", misuse, head);
         return out.length;
     }
+    if (call->order->wants_body)
+        return 0;
     if (ask.question.peek) { /* asked about, not refused */
         char json[640];
         writer body = { .text = json };

@@ -35,6 +35,9 @@ size_t fcgi_answer_call(void *context, const fcgi_call *call, char *text);
 /* fcgi_responder.pass: whether a relayed request's parameter goes on to the application, and as what. */
 bool fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
 
+/* fcgi_responder.forget */
+void fcgi_answer_forget(void *context, void *held);
+
 /* Every policy that a listener names is in the rules file. TG_E_CONFIG says which is not. */
 tg_status fcgi_answer_check(tg_gate *gate, const fcgi_listener *listener, tg_error *error);
 

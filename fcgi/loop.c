@@ -228,6 +228,10 @@ answer_request(fcgi_loop *loop, connection *conn, const fcgi_event *event)
         loop->responder.answer(loop->responder.context, &call, (char *)record + FCGI_HEADER_BYTES);
     assert(length <= FCGI_TEXT_BYTES_MAX);
     loop->counts.requests++;
+    if (order.wants_body) {
+        fcgi_relay_gather(loop, conn, request, &order);
+        return;
+    }
     if (order.relay) {
         fcgi_relay_begin(loop, conn, request, &order, (tg_text){ .data = (char *)record + FCGI_HEADER_BYTES,
                                                                  .length = length });

@@ -14,6 +14,8 @@
 typedef struct fcgi_order {
     bool relay;      /* pass the request on to one of the listener's backends, the text before the answer's fields */
     bool repeatable; /* it may be sent a second time when a backend vanished without a word */
+    bool wants_body; /* there is no text yet: ask again with the beginning of the body, and with `held` */
+    void *held;
 } fcgi_order;
 
 typedef struct fcgi_call {
@@ -21,6 +23,9 @@ typedef struct fcgi_call {
     uint8_t role;                  /* fcgi_role: responder or authorizer */
     bool too_large;                /* its parameters exceeded the bound; `params` holds only their beginning */
     fcgi_params params;            /* borrowed for the call */
+    tg_text body;   /* a second call: the first TG_BODY_BYTES_MAX of it */
+    bool body_read; /* this is a second call */
+    void *held;     /* what the first call left; the responder's again */
     fcgi_order *order;
 } fcgi_call;
 
@@ -30,6 +35,7 @@ typedef struct fcgi_responder {
     size_t (*answer)(void *context, const fcgi_call *call, char *text);
     /* Whether a relayed request's parameter goes on to the application, and as what value; NULL: as they are. */
     bool (*pass)(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
+    void (*forget)(void *context, void *held); /* there will be no second call */
     void (*reload)(void *context); /* SIGHUP; may be NULL */
     /* SIGUSR2: starts a program that is to take the listening sockets over, and returns a descriptor from which one
      * byte comes when it serves them; it closes it without one if it fails. -1: it could not be started. May be NULL. */

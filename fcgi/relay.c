@@ -18,7 +18,7 @@
 #define DOWN_US UINT64_C(1000000) /* an application that was away is passed over for so long, if there is another */
 #define KEPT_US UINT64_C(30000000)
 
-typedef enum relay_state { RELAY_CONNECTING, RELAY_WORKING, RELAY_KEPT, RELAY_DEAD } relay_state;
+typedef enum relay_state { RELAY_GATHERING, RELAY_CONNECTING, RELAY_WORKING, RELAY_KEPT, RELAY_DEAD } relay_state;
 
 struct fcgi_relay {
     source source;
@@ -35,6 +35,7 @@ struct fcgi_relay {
     connection *conn; /* NULL: kept or dead */
     fcgi_request *request;
     const fcgi_listener *listener;
+    void *held; /* GATHERING: what the responder left for its second call; the body so far is in exchange.out */
     uint64_t deadline_us;
     fcgi_relay *before, *after; /* in its list */
     fcgi_relay *sibling;        /* next of its connection */
@@ -46,9 +47,10 @@ struct fcgi_relay {
 static fcgi_relay_list *
 list_of(fcgi_loop *loop, const fcgi_relay *relay)
 {
-    return relay->state == RELAY_CONNECTING ? &loop->relays.connecting
-           : relay->state == RELAY_WORKING  ? &loop->relays.working
-                                            : &loop->relays.kept;
+    return relay->state == RELAY_GATHERING    ? &loop->relays.gathering
+           : relay->state == RELAY_CONNECTING ? &loop->relays.connecting
+           : relay->state == RELAY_WORKING    ? &loop->relays.working
+                                              : &loop->relays.kept;
 }
 
 static void
@@ -66,9 +68,10 @@ leave_list(fcgi_loop *loop, fcgi_relay *relay)
 static void
 enter_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
 {
-    const uint64_t waits_us = state == RELAY_CONNECTING ? loop->options.relay_connect_us
-                              : state == RELAY_WORKING  ? loop->options.relay_us
-                                                        : KEPT_US;
+    const uint64_t waits_us = state == RELAY_GATHERING    ? loop->options.request_us
+                              : state == RELAY_CONNECTING ? loop->options.relay_connect_us
+                              : state == RELAY_WORKING    ? loop->options.relay_us
+                                                          : KEPT_US;
     relay->state = (uint8_t)state;
     relay->deadline_us = loop->now_us + waits_us;
     fcgi_relay_list *list = list_of(loop, relay);
@@ -106,6 +109,9 @@ bury(fcgi_loop *loop, fcgi_relay *relay)
     leave_list(loop, relay);
     close_backend(relay);
     fcgi_exchange_fini(&relay->exchange);
+    if (relay->held)
+        loop->responder.forget(loop->responder.context, relay->held);
+    relay->held = NULL;
     relay->state = RELAY_DEAD;
     relay->after = loop->relays.dead;
     loop->relays.dead = relay;
@@ -169,11 +175,14 @@ put_failure(fcgi_loop *loop, uint16_t id, int status, const uint8_t *prefix, siz
         int status;
         const char *reason, *code, *message;
     } failures[] = {
+        { 408, "Request Timeout", "REQUEST_TIMEOUT", "The request's body did not come in time." },
         { 502, "Bad Gateway", "BAD_GATEWAY", "The application cannot be reached or gave no answer." },
         { 503, "Service Unavailable", "OVERLOADED", "The application has no room for this request at the moment." },
         { 504, "Gateway Timeout", "GATEWAY_TIMEOUT", "The application did not answer in time." },
     };
-    const struct failure *failure = &failures[status - 502];
+    const struct failure *failure = failures;
+    while (failure->status != status)
+        failure++;
     uint8_t *record = loop->out + loop->out_length;
     char *text = (char *)record + FCGI_HEADER_BYTES;
     char body[160];
@@ -339,19 +348,19 @@ pass_param(void *context, tg_text name, tg_text *value)
     return through->responder->pass(through->responder->context, through->listener, name, value);
 }
 
-void
-fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order, tg_text prefix)
+/* A relay in no list yet. NULL: there is no room; the request is answered and finished. */
+static fcgi_relay *
+make_relay(fcgi_loop *loop, connection *conn, fcgi_request *request)
 {
     fcgi_relay *relay = loop->relays.count < loop->options.connections_max ? malloc(sizeof *relay) : NULL;
     if (!relay) {
         put_failure(loop, request->id, 503, NULL, 0);
         fcgi_loop_end_request(conn, request);
-        return;
+        return NULL;
     }
-    memset(relay, 0, offsetof(fcgi_relay, exchange));
+    memset(relay, 0, offsetof(fcgi_relay, exchange) + offsetof(fcgi_exchange, prefix));
     relay->source.kind = SOURCE_RELAY;
     relay->fd = -1;
-    relay->repeatable = order->repeatable;
     relay->listener = conn->listener;
     relay->conn = conn;
     relay->request = request;
@@ -359,28 +368,118 @@ fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const
     conn->relays = relay;
     request->owner = relay;
     request->streams = true;
-    enter_list(loop, relay, RELAY_CONNECTING);
-    passing through = { &loop->responder, conn->listener };
+    return relay;
+}
+
+/* From the decision on. The relay is in a list. */
+static bool
+begin_exchange(fcgi_loop *loop, fcgi_relay *relay, tg_text prefix)
+{
+    fcgi_request *request = relay->request;
+    passing through = { &loop->responder, relay->listener };
     const fcgi_exchange_options options = {
         .front_id = request->id,
         .role = request->role,
-        .keep = conn->listener->rights.keep > 0,
+        .keep = relay->listener->rights.keep > 0,
         .params = { .data = request->params, .length = request->params_length },
         .pass = loop->responder.pass ? pass_param : NULL,
         .context = &through,
         .prefix = prefix,
     };
-    if (!fcgi_exchange_begin(&relay->exchange, &options))
+    return fcgi_exchange_begin(&relay->exchange, &options);
+}
+
+void
+fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order, tg_text prefix)
+{
+    fcgi_relay *relay = make_relay(loop, conn, request);
+    if (!relay)
+        return;
+    relay->repeatable = order->repeatable;
+    enter_list(loop, relay, RELAY_CONNECTING);
+    if (!begin_exchange(loop, relay, prefix))
         fail(loop, relay, 503);
     else if (!connect_next(loop, relay))
         fail(loop, relay, away_status(relay));
+}
+
+/* ---- requests that are decided by their body */
+
+void
+fcgi_relay_gather(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order)
+{
+    fcgi_relay *relay = make_relay(loop, conn, request);
+    if (!relay) {
+        loop->responder.forget(loop->responder.context, order->held);
+        return;
+    }
+    relay->held = order->held;
+    enter_list(loop, relay, RELAY_GATHERING);
+}
+
+/* Enough of the body is there: the second call, and if it lets pass, the body is sent on as it came. */
+static void
+decide_gathered(fcgi_loop *loop, fcgi_relay *relay)
+{
+    connection *conn = relay->conn;
+    fcgi_request *request = relay->request;
+    fcgi_queue body = relay->exchange.out;
+    const bool ended = relay->exchange.stdin_ended;
+    fcgi_order order = { 0 };
+    const fcgi_call call = {
+        .listener = relay->listener,
+        .role = request->role,
+        .params = { .data = request->params, .length = request->params_length },
+        .body = { .data = (const char *)body.data,
+                  .length = body.length < TG_BODY_BYTES_MAX ? body.length : TG_BODY_BYTES_MAX },
+        .body_read = true,
+        .held = relay->held,
+        .order = &order,
+    };
+    relay->held = NULL;
+    uint8_t *record = loop->out + loop->out_length;
+    char *text = (char *)record + FCGI_HEADER_BYTES;
+    const size_t length = loop->responder.answer(loop->responder.context, &call, text);
+    if (!order.relay) {
+        loop->out_length += fcgi_wrap_answer(record, request->id, length);
+        part(relay);
+        bury(loop, relay); /* and the body with it */
+        fcgi_loop_end_request(conn, request);
+        return;
+    }
+    relay->repeatable = order.repeatable;
+    move_list(loop, relay, RELAY_CONNECTING);
+    bool fine = begin_exchange(loop, relay, (tg_text){ .data = text, .length = length });
+    if (fine && body.length > 0)
+        fine = fcgi_exchange_stream(&relay->exchange, FCGI_STDIN, body.data, body.length);
+    if (fine && ended)
+        fine = fcgi_exchange_stream(&relay->exchange, FCGI_STDIN, NULL, 0);
+    fcgi_queue_fini(&body);
+    if (!fine)
+        fail(loop, relay, 503);
+    else if (!connect_next(loop, relay))
+        fail(loop, relay, away_status(relay));
+}
+
+static void
+gather(fcgi_loop *loop, fcgi_relay *relay, const fcgi_event *event)
+{
+    if (event->type != FCGI_STDIN)
+        return; /* DATA is a Filter's */
+    relay->exchange.stdin_ended = event->length == 0;
+    if (!fcgi_queue_put(&relay->exchange.out, event->data, event->length))
+        fail(loop, relay, 503);
+    else if (event->length == 0 || relay->exchange.out.length >= TG_BODY_BYTES_MAX)
+        decide_gathered(loop, relay);
 }
 
 void
 fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event)
 {
     fcgi_relay *relay = event->request->owner;
-    if (!fcgi_exchange_stream(&relay->exchange, event->type, event->data, event->length))
+    if (relay->state == RELAY_GATHERING)
+        gather(loop, relay, event);
+    else if (!fcgi_exchange_stream(&relay->exchange, event->type, event->data, event->length))
         fail(loop, relay, 503);
     else
         move_list(loop, relay, relay->state); /* something moved */
@@ -560,9 +659,11 @@ static void
 expire_one(fcgi_loop *loop, fcgi_relay *relay)
 {
     connection *conn = relay->conn;
-    const char *text = relay->listener->rights.backends[relay->backend].text;
+    const char *text = relay->state == RELAY_GATHERING ? "" : relay->listener->rights.backends[relay->backend].text;
     relay->late = true;
-    if (relay->state == RELAY_CONNECTING) {
+    if (relay->state == RELAY_GATHERING) {
+        fail(loop, relay, 408);
+    } else if (relay->state == RELAY_CONNECTING) {
         loop->relays.down_until_us[listener_index(loop, relay->listener)][relay->backend] = loop->now_us + DOWN_US;
         fcgi_log_rarely(&loop->relays.away_gate, FCGI_WARN, "application-away", "%s: not connected in time", text);
         if (!connect_next(loop, relay))
@@ -584,6 +685,8 @@ void
 fcgi_relay_expire(fcgi_loop *loop)
 {
     fcgi_relay *relay;
+    while ((relay = loop->relays.gathering.first) && relay->deadline_us <= loop->now_us)
+        expire_one(loop, relay);
     while ((relay = loop->relays.connecting.first) && relay->deadline_us <= loop->now_us)
         expire_one(loop, relay);
     while ((relay = loop->relays.working.first) && relay->deadline_us <= loop->now_us)
@@ -595,7 +698,7 @@ fcgi_relay_expire(fcgi_loop *loop)
 uint64_t
 fcgi_relay_next_us(const fcgi_loop *loop)
 {
-    const fcgi_relay *firsts[] = { loop->relays.connecting.first, loop->relays.working.first, loop->relays.kept.first };
+    const fcgi_relay *firsts[] = { loop->relays.gathering.first, loop->relays.connecting.first, loop->relays.working.first, loop->relays.kept.first };
     uint64_t next_us = NEVER_US;
     for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++)
         if (firsts[i] && firsts[i]->deadline_us < next_us)

@@ -19,7 +19,7 @@ typedef struct fcgi_relay_list {
 
 /* A loop's part of it. */
 typedef struct fcgi_relays {
-    fcgi_relay_list connecting, working, kept;
+    fcgi_relay_list gathering, connecting, working, kept;
     fcgi_relay *dead;
     size_t count; /* connecting and working */
     size_t kept_count;
@@ -31,6 +31,8 @@ typedef struct fcgi_relays {
  * way afterwards, or its refusal is in loop->out and it is finished. */
 void fcgi_relay_begin(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
                       tg_text prefix);
+/* The request is decided when the beginning of its body is there. */
+void fcgi_relay_gather(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order);
 void fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event);
 /* The web server gave this request up; the request itself is left to the caller. */
 void fcgi_relay_abort(fcgi_loop *loop, fcgi_request *request);

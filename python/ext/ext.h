@@ -105,6 +105,21 @@ typedef struct tgpy_gate {
     bool names_route, names_user;
 } tgpy_gate;
 
+/* Around a call into the library that asks a store. A table answers sooner than the interpreter's lock is let go and taken
+ * again; a network does not, and other threads run meanwhile. In between only what the caller holds may be touched. */
+static inline PyThreadState *
+tgpy_others_run(const tg_store *store)
+{
+    return store && tg_store_remote(store) ? PyEval_SaveThread() : NULL;
+}
+
+static inline void
+tgpy_others_stop(PyThreadState *thread)
+{
+    if (thread)
+        PyEval_RestoreThread(thread);
+}
+
 typedef struct tgpy_judgement {
     PyObject_HEAD
     tgpy_state *state;

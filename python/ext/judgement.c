@@ -564,11 +564,13 @@ judge(tgpy_state *state, PyObject *owner, tg_gate *gate, tg_limiter *const *limi
     struct prior prior;
     PyObject *made = NULL;
     if (read_prior(state, options->prior, tgpy_owner_store(state, owner), &prior)) {
+        PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(limiters[0]));
         const tg_status status =
             gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &answer,
                                  &error)
                  : tg_limiters_judge(limiters, limiter_count, &request->request, options->cost, prior.pointers, prior.count,
                                      &judgement, &error);
+        tgpy_others_stop(thread);
         if (status == TG_OK)
             made = tgpy_judgement_new(state, owner, &judgement, gate ? &answer : NULL);
         else

@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -449,6 +450,107 @@ def test_an_answer_before_the_body_is_sent_leaves_no_kept_connection_out_of_step
             assert connection.answer(number)["X-Path"] == "/early"
             connection.send(encoded[1500:])
             assert connection.ask(Request(uri="/echo"), 100)["X-Path"] == "/echo"
+
+
+# ---- policies that count by what stands in the body
+
+BODIES = """\
+store: memory://
+policies:
+  - name: login
+    match: {path: /echo}
+    rules: 3/hour
+    by: [ip, "form:account"]
+  - {name: rest, rules: 1000000/hour}
+"""
+
+
+def login(account: str, peer: str, more: bytes = b"", **options: object) -> Request:
+    return post("/echo", f"account={account}&password=x".encode() + more, peer=peer, keep=False,
+                set={"CONTENT_TYPE": "application/x-www-form-urlencoded"}, **options)
+
+
+@pytest.fixture
+def reader(start: Callable[..., Daemon], folder: Path, application: Application) -> Daemon:
+    return start(BODIES, "--request-timeout", "1", listen=f"unix:{folder}/relay,relay-to={application.address}")
+
+
+def test_a_form_field_is_counted_and_the_body_passed_on_whole(reader: Daemon, application: Application) -> None:
+    for number in range(3):
+        sent = login("ada", f"192.0.2.{number}")
+        answer = ask(reader.address, sent)
+        assert answer["X-RateLimit-Remaining"] == str(2 - number)
+        assert json.loads(answer.body)["digest"] == hashlib.md5(sent.stdin).hexdigest()
+    assert ask(reader.address, login("ada", "192.0.2.9")).status == 429
+    assert ask(reader.address, login("bob", "192.0.2.9")).status == 200
+    assert len(application.seen) == 4
+
+
+def test_what_was_taken_before_the_body_is_given_back_when_the_body_is_refused(reader: Daemon) -> None:
+    assert [ask(reader.address, login("ada", f"192.0.2.{number}")).status for number in range(3)] == [200] * 3
+    for _ in range(5):
+        assert ask(reader.address, login("ada", "192.0.2.50")).status == 429
+    statuses = [ask(reader.address, login(f"user{number}", "192.0.2.50")).status for number in range(4)]
+    assert statuses == [200, 200, 200, 429]
+
+
+def test_an_address_over_its_limit_is_refused_before_the_body(reader: Daemon) -> None:
+    for number in range(3):
+        assert ask(reader.address, login(f"user{number}", "192.0.2.1")).status == 200
+    encoded = login("new", "192.0.2.1", b"&" + b"x" * 1_000_000).encode()
+    with Connection(reader.address) as connection:
+        connection.send(encoded[:1500])
+        assert connection.answer().status == 429
+
+
+@pytest.mark.parametrize("size", [0, 65_000, 65_536, 200_000, 3_000_000])
+@pytest.mark.parametrize("chunk", [65528, 1000])
+def test_a_body_is_passed_on_whole_and_one_too_long_to_be_looked_at_is_nobodys(
+    start: Callable[..., Daemon], folder: Path, application: Application, size: int, chunk: int
+) -> None:
+    rules = BODIES.replace("    rules: 3/hour\n", "    rules: 3/hour\n    missing_identity: shared\n")
+    relay = start(rules, listen=f"unix:{folder}/relay,relay-to={application.address}")
+    sent = login("ada", "192.0.2.1", b"&f=" + b"y" * size, chunk=chunk)
+    told = json.loads(ask(relay.address, sent).body)
+    assert (told["body"], told["digest"]) == (len(sent.stdin), hashlib.md5(sent.stdin).hexdigest())
+    for number in range(2):
+        assert ask(relay.address, login("ada", f"192.0.2.1{number}")).status == 200
+    assert ask(relay.address, login("ada", "192.0.2.3")).status == (429 if size <= 65_000 else 200)
+
+
+def test_a_body_too_long_to_be_looked_at_is_refused_where_the_policy_says_so(
+    reader: Daemon, application: Application
+) -> None:
+    assert ask(reader.address, login("ada", "192.0.2.1", b"&f=" + b"y" * 100_000)).status == 401
+    assert application.seen == []
+
+
+def test_a_body_that_does_not_come_is_408_and_one_given_up_is_forgotten(
+    reader: Daemon, application: Application
+) -> None:
+    encoded = login("ada", "192.0.2.1", b"&" + b"x" * 100_000).encode()
+    with Connection(reader.address) as connection:
+        connection.send(encoded[:2000])
+        assert connection.answer().status == 408
+    for _ in range(3):
+        with Connection(reader.address) as connection:
+            connection.send(encoded[:2000])
+    with Connection(reader.address) as connection:
+        connection.send(encoded[:2000] if len(encoded) > 2000 else b"")
+        time.sleep(0.05)
+    assert application.seen == []
+
+
+def test_a_policy_by_the_body_is_refused_at_start_where_not_only_a_relay_is_served(
+    program: Path, folder: Path
+) -> None:
+    path = folder / "rules.yaml"
+    path.write_text(BODIES)
+    for listen in (f"unix:{folder}/s", f"unix:{folder}/s,modes=relay+auth,relay-to=unix:{folder}/app"):
+        done = subprocess.run([program, "--config", path, "--listen", listen], capture_output=True, text=True,
+                              timeout=10, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"{path}:6:" in done.stderr
 
 
 # ---- the end, and where relaying is not meant
