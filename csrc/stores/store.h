@@ -7,6 +7,8 @@
 
 #include <stdatomic.h>
 
+typedef struct tg_metric_name tg_metric_name; /* the store's */
+
 typedef enum tg_op {
     TG_OP_HIT,    /* decide over all targets; take from all or from none */
     TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
@@ -47,6 +49,16 @@ typedef struct tg_store_ops {
     int64_t (*utc_offset_us)(tg_store *store);
     tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
     void (*close)(tg_store *store); /* the last reference is gone */
+    /* Counters for the operator, for all processes together; all NULL where a store keeps none.
+     * metric_name   where a policy counts, kept by the store until it is closed; NULL: no room. Allocates
+     * metric_line   its TG_METRICS counters, this thread's share of them: for one relaxed add each, no lock. They stay
+     *               valid until the store is closed; which ones they are may change from call to call
+     * latency_add   how long one decision took, of those that were measured */
+    const tg_metric_name *(*metric_name)(tg_store *store, const char *space, const char *name);
+    _Atomic uint64_t *(*metric_line)(tg_store *store, const tg_metric_name *name);
+    void (*latency_add)(tg_store *store, uint64_t latency_ns);
+    tg_status (*metrics)(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
+                         tg_latency_metrics *latency, tg_error *error);
 } tg_store_ops;
 
 struct tg_store {

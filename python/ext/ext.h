@@ -15,7 +15,7 @@
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
-    X(cost) X(dims) X(route) X(user) X(prior)                                                                          \
+    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                                                          \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
