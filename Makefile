@@ -11,7 +11,7 @@ CC = gcc
 endif
 CFLAGS ?= -O2 -g
 WARN = -std=c11 -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
-PKGS = libsodium yaml-0.1
+PKGS = libsodium yaml-0.1 hiredis
 
 ifeq ($(VARIANT),asan)
 SAN = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -101,6 +101,9 @@ $(B)/obj/%.o: %.c
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) -c $< -o $@
 
+# The scripts are part of this object, and no header that the compiler would tell of.
+$(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
@@ -146,7 +149,7 @@ python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
 $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	@test -x $(PYTHON) || .ci/setup test
 	$(call SAY,PYTHON,.venv)
-	$(Q)$(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
+	$(Q)CFLAGS="$$CFLAGS -Werror" $(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 install: lib programs ## copy library, header and programs under PREFIX (DESTDIR is honoured)

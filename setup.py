@@ -12,7 +12,7 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-LIBRARIES = {"libsodium": "libsodium-dev", "yaml-0.1": "libyaml-dev"}
+LIBRARIES = {"libsodium": "libsodium-dev", "yaml-0.1": "libyaml-dev", "hiredis": "libhiredis-dev"}
 HEADER = pathlib.Path("csrc/include/tidegate.h")
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # has no stable ABI
 
@@ -60,7 +60,8 @@ def sources() -> list[str]:
 core = Extension(
     "tidegate._core",
     sources=sources(),
-    depends=sorted(str(path) for root in ("csrc", "python/ext") for path in pathlib.Path(root).rglob("*.h")),
+    depends=sorted(str(path) for root in ("csrc", "python/ext") for kind in ("*.h", "*.lua")
+                   for path in pathlib.Path(root).rglob(kind)),
     include_dirs=["csrc", "csrc/include"],
     define_macros=[("_GNU_SOURCE", None)] + ([] if FREE_THREADED else [("Py_LIMITED_API", "0x030b0000")]),
     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Wshadow"]

@@ -17,6 +17,9 @@ enum { CLI_FINE = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 int cli_check(int count, char **arguments);
 int cli_explain(int count, char **arguments);
 int cli_init(int count, char **arguments);
+int cli_reset(int count, char **arguments);
+int cli_stats(int count, char **arguments);
+int cli_top(int count, char **arguments);
 
 /* ---- options */
 
@@ -31,6 +34,11 @@ typedef struct cli_option {
 /* Takes the options out of the arguments; what is left is moved to the front, arguments[0] included, and counted. Negative:
  * told on stderr, leave with CLI_USAGE. --help prints `usage` and leaves. */
 int cli_options(int count, char **arguments, const cli_option *options, const char *usage);
+
+#define CLI_PARTS_MAX TG_DIMENSIONS_MAX
+/* KIND=VALUE arguments as dimensions of one part. Negative: told. */
+int cli_parts(const char *command, int count, char **arguments, tg_part parts[CLI_PARTS_MAX],
+              tg_dimension dimensions[CLI_PARTS_MAX]);
 
 /* ---- telling */
 

@@ -16,6 +16,9 @@ static const struct {
     { "init", cli_init, "write a first rules file, with comments" },
     { "check", cli_check, "say what is wrong with a rules file, and what is hardly meant" },
     { "explain", cli_explain, "why a request is answered as it is; takes nothing" },
+    { "stats", cli_stats, "what has been decided, by policy and outcome; for people, JSON, Prometheus" },
+    { "top", cli_top, "decisions a second by policy, again and again" },
+    { "reset", cli_reset, "forget what one client has used under a policy" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

@@ -16,7 +16,6 @@
 typedef struct checker {
     const tg_config *config;
     const char *store;
-    const struct face *face; /* NULL: any */
     tg_warning *warnings;
     size_t room, count;
     /* The tree of the file once more, for places that the config does not keep. */
@@ -307,37 +306,27 @@ forwarding_header(tg_text word)
     return NULL;
 }
 
-/* What a face cannot tell; NULL-terminated prefixes. */
-typedef struct face {
+/* What a face can know: a policy that asks for more is an error, as it is when that face starts. */
+static const struct {
     const char *word;
-    const char *unknown[6];
-} face;
-
-static const face faces[] = {
-    { "asgi", { NULL } },
-    { "flask", { NULL } },
-    { "wsgi", { "route", NULL } },
-    { "fcgi", { "route", "form:", "json:", NULL } },
-    { "fcgi-auth", { "route", "form:", "json:", NULL } },
+    unsigned bits;
+} faces[] = {
+    { "asgi", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_ROUTE | TG_FACE_RESPONSE },
+    { "flask", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_ROUTE | TG_FACE_RESPONSE },
+    { "wsgi", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_RESPONSE },
+    { "fcgi", TG_FACE_KNOWN | TG_FACE_USER },
+    { "fcgi-auth", TG_FACE_KNOWN | TG_FACE_USER },
 };
 
 static void
 check_word(checker *c, const tg_policy *policy, const tg_node *at, tg_text word)
 {
     const char *name = forwarding_header(word);
-    char shown[TG_NAME_BYTES_MAX + 1];
     if (name)
         warn(c, "by-forwarding-header", at, policy->line,
              "policy \"%s\" counts by header:%s as the client sent it: each new value begins a new count; use ip, with "
              "client_header: %s and the proxies in trusted_proxies",
              policy->name, name, name);
-    for (size_t i = 0; c->face && c->face->unknown[i]; i++)
-        if (has_prefix(word, c->face->unknown[i]))
-            warn(c, "face-cannot-know", at, policy->line,
-                 "policy \"%s\" counts by %s, which the face %s cannot know: %s", policy->name,
-                 tg__text_show(word, shown, sizeof shown), c->face->word,
-                 policy->missing_identity == TG_MISSING_SHARED ? "all such requests share one count"
-                                                               : "every such request is refused");
 }
 
 static void
@@ -446,16 +435,18 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
 {
     checker c = { .warnings = warnings, .room = room };
     char shown[40], path[4096];
+    unsigned known = 0;
     for (size_t i = 0; options->face.length && i < sizeof faces / sizeof *faces; i++)
         if (tg__text_is(options->face, faces[i].word))
-            c.face = &faces[i];
-    if (options->face.length && !c.face)
+            known = faces[i].bits;
+    if (options->face.length && !known)
         return tg__error(error, TG_E_ARG, "found the face \"%s\", expected asgi, flask, wsgi, fcgi or fcgi-auth",
                          tg__text_show(options->face, shown, sizeof shown));
 
     /* As a gate reads it, over a store that nobody else has: what a table could never hold is a fault of the file too. */
     tg_gate *gate;
-    const tg_gate_options gate_options = { .path = options->path, .store = tg_text_of("memory://tidegate-check") };
+    const tg_gate_options gate_options = { .path = options->path, .store = tg_text_of("memory://tidegate-check"),
+                                           .faces = known, .unwatched = true };
     tg_status status = tg_gate_open(&gate_options, &gate, error);
     if (status != TG_OK)
         return status;

@@ -20,6 +20,7 @@ struct tg_limiter {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    const tg_metric_name *metric; /* NULL: not counted */
 };
 
 /* Fills everything of a decision but results and identities from its results: allowed, reported, the plain fields. */

@@ -13,6 +13,15 @@ tg__criteria_of(const tg_match *match, tg_criterion found[TG_CRITERIA_MAX])
         found[count++] = (tg_criterion){ "method", { .methods = match->methods, .method_count = match->method_count } };
     if (match && match->host_count)
         found[count++] = (tg_criterion){ "host", { .hosts = match->hosts, .host_count = match->host_count } };
+    if (match && match->route_count)
+        found[count++] = (tg_criterion){ "route", { .routes = match->routes, .route_count = match->route_count } };
+    for (size_t i = 0; match && i < match->header_count; i++) {
+        const bool last = count == TG_CRITERIA_MAX - 1;
+        found[count++] = (tg_criterion){ "header", { .headers = &match->headers[i],
+                                                     .header_count = last ? match->header_count - i : 1 } };
+        if (last)
+            break;
+    }
     return count;
 }
 
@@ -29,22 +38,29 @@ tg__criterion_meets(const tg_criterion *criterion, const tg_request *request)
 size_t
 tg__criterion_count(const tg_criterion *criterion)
 {
-    return criterion->only.path_count + criterion->only.method_count + criterion->only.host_count;
+    const tg_match *only = &criterion->only;
+    return only->header_count ? only->headers[0].value_count
+                              : only->path_count + only->method_count + only->host_count + only->route_count;
 }
 
 void
 tg__criterion_text(const tg_criterion *criterion, size_t n, char *text, size_t size)
 {
     const tg_match *only = &criterion->only;
-    const tg_pattern *pattern = only->path_count ? &only->paths[n] : only->host_count ? &only->hosts[n] : NULL;
+    const tg_pattern *pattern = only->path_count    ? &only->paths[n]
+                                : only->host_count   ? &only->hosts[n]
+                                : only->route_count  ? &only->routes[n]
+                                : only->header_count ? &only->headers[0].values[n]
+                                                     : NULL;
     if (!pattern) {
         tg__text_show(only->methods[n], text, size);
         return;
     }
     size_t used = 0;
-    for (size_t i = 0; i < pattern->piece_count && used + 1 < size; i++) {
-        if (i)
-            text[used++] = '*';
+    const char *between = pattern->segments ? "{}" : "*";
+    for (size_t i = 0; i < pattern->piece_count && used + 3 < size; i++) {
+        for (const char *at = i ? between : ""; *at; at++)
+            text[used++] = *at;
         size_t length = pattern->pieces[i].length;
         if (length > size - used - 1)
             length = size - used - 1;
@@ -52,5 +68,7 @@ tg__criterion_text(const tg_criterion *criterion, size_t n, char *text, size_t s
             memcpy(text + used, pattern->pieces[i].data, length);
         used += length;
     }
+    if (pattern->segments && pattern->open && used + 1 < size)
+        text[used++] = '*';
     text[used] = '\0';
 }

@@ -7,10 +7,10 @@
 #include "config/config.h"
 #include "config/match.h"
 
-#define TG_CRITERIA_MAX 3
+#define TG_CRITERIA_MAX 12 /* headers past it are one criterion together */
 
 typedef struct tg_criterion {
-    const char *word; /* "path", "method", "host" */
+    const char *word; /* "path", "method", "host", "route", "header" */
     tg_match only;    /* a match with this criterion alone */
 } tg_criterion;
 

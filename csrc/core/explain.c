@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { ATTEMPTS = 8 }; /* a reload between the two looks makes us look again */
 
@@ -28,9 +29,11 @@ append(char *text, size_t size, const char *format, ...)
 static const char *
 show_subject(const tg_criterion *criterion, const tg_request *request, char *buffer, size_t size)
 {
-    const tg_text text = criterion->only.path_count     ? request->path
-                         : criterion->only.method_count ? request->method
-                                                        : request->host;
+    const tg_match *only = &criterion->only;
+    const tg_text text = only->path_count     ? request->path
+                         : only->method_count ? request->method
+                         : only->host_count   ? request->host
+                                              : request->route;
     return tg__text_show(text, buffer, size);
 }
 
@@ -42,7 +45,9 @@ say_criterion(const tg_criterion *criterion, const tg_request *request, bool met
     if (why[0])
         append(why, size, ", ");
     show_subject(criterion, request, subject, sizeof subject);
-    if (subject[0])
+    if (criterion->only.header_count) /* its value may be a secret: only what is wanted is told */
+        append(why, size, "header %s is %s", criterion->only.headers[0].name.text, met ? "one of" : "none of");
+    else if (subject[0])
         append(why, size, "%s \"%s\" is %s", criterion->word, subject, met ? "one of" : "none of");
     else
         append(why, size, "no %s is known, wanted is", criterion->word);
@@ -55,9 +60,10 @@ say_criterion(const tg_criterion *criterion, const tg_request *request, bool met
 }
 
 static void
-say_why(const tg_config *config, const tg_request *request, const size_t *found, size_t found_count, size_t index,
+say_why(const tg_held *held, const tg_request *request, const size_t *found, size_t found_count, size_t index,
         tg_explained_policy *said)
 {
+    const tg_config *config = held->config;
     const tg_policy *policy = &config->policies[index];
     tg_criterion criteria[TG_CRITERIA_MAX];
     const size_t count = tg__criteria_of(policy->match, criteria);
@@ -78,6 +84,10 @@ say_why(const tg_config *config, const tg_request *request, const size_t *found,
         append(said->why, sizeof said->why, "%salso: beside whatever else matches", said->why[0] ? "; " : "");
     else if (said->applies && !policy->match)
         append(said->why, sizeof said->why, "no match: every request");
+    if (said->applies && tg__roll_holds(&policy->deny, held->client, request))
+        append(said->why, sizeof said->why, "; the client is in its deny list");
+    if (said->applies && tg__roll_holds(&policy->exempt, held->client, request))
+        append(said->why, sizeof said->why, "; the client is in its exempt list");
     if (said->applies || !met)
         return;
     for (size_t i = 0; i < found_count; i++)
@@ -152,7 +162,7 @@ explain_held(tg_gate *gate, const tg_held *held, const tg_request *request, tg_e
     tg_explanation *explanation = &holds->explanation;
     const size_t found_count = tg__config_match(config, request, found);
     for (size_t i = 0; i < config->policy_count; i++)
-        say_why(config, request, found, found_count, i, &holds->policies[i]);
+        say_why(held, request, found, found_count, i, &holds->policies[i]);
     explanation->policies = holds->policies;
     explanation->policy_count = config->policy_count;
     memcpy(explanation->applied, found, found_count * sizeof *found);
@@ -293,8 +303,10 @@ write_text(const tg_explanation *explanation, tg_sink *sink, void *context)
     const tg_decision *decision = &judgement->decision;
     say(sink, context, "client    %s (%s)\n", explanation->client[0] ? explanation->client : "unknown",
         explanation->client_why);
-    say(sink, context, "store     %s%s\n", explanation->store,
-        explanation->store_missing ? " (no table there yet: nothing has been counted)" : "");
+    say(sink, context, "store     %s", explanation->store);
+    if (explanation->store_missing) /* a name may be another table for the site's user: docs/tables.md */
+        say(sink, context, " (no table there yet for user %lu: nothing has been counted)", (unsigned long)geteuid());
+    say(sink, context, "\n");
     say(sink, context, "policies%s\n", explanation->policy_count ? "" : "  none in the file");
     for (size_t i = 0; i < explanation->policy_count; i++) {
         const tg_explained_policy *policy = &explanation->policies[i];
@@ -306,6 +318,8 @@ write_text(const tg_explanation *explanation, tg_sink *sink, void *context)
         write_rule(explanation, &decision->results[i], sink, context);
     say(sink, context, "decision  %s%s%s%s", outcome_word(explanation), judgement->policy[0] ? " by \"" : "",
         judgement->policy, judgement->policy[0] ? "\"" : "");
+    if (!judgement->policy[0] && (judgement->outcome == TG_EXEMPT || judgement->outcome == TG_FORBIDDEN))
+        say(sink, context, " by the file's own list");
     if (judgement->outcome == TG_UNMATCHED)
         say(sink, context, explanation->applied_count ? ": a CORS preflight is never counted" : ": no policy speaks of it");
     if (judgement->missing[0])

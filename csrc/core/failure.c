@@ -21,8 +21,8 @@ tg__failure_seen(tg_store *store, const tg_error *error)
     atomic_store_explicit(&store->last_failure_us, monotonic_us(), memory_order_relaxed);
     atomic_fetch_add_explicit(&store->failures, 1, memory_order_relaxed);
     if (!atomic_exchange(&store->failing, true))
-        tg__notice("store-failing", "store %s does not answer: %s; on_store_failure decides until it does", store->uri,
-                   error->message);
+        tg__notice("store-failing", "store %s does not answer: %s; on_store_failure decides until it does",
+                   store->shown ? store->shown : store->uri, error->message);
 }
 
 void
@@ -34,6 +34,6 @@ tg__success_seen(tg_store *store)
     if (monotonic_us() - atomic_load_explicit(&store->last_failure_us, memory_order_relaxed) < CALM_US)
         return;
     if (atomic_exchange(&store->failing, false))
-        tg__notice("store-answers", "store %s answers again; %" PRIu64 " decisions went by on_store_failure", store->uri,
-                   atomic_exchange(&store->failures, 0));
+        tg__notice("store-answers", "store %s answers again; %" PRIu64 " decisions went by on_store_failure",
+                   store->shown ? store->shown : store->uri, atomic_exchange(&store->failures, 0));
 }

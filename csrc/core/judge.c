@@ -1,6 +1,7 @@
 /* One request under the rules file in force: which policies speak of it, what they say together, how it is answered.
  * Must not enter: YAML, faces, how a new reading comes into force. */
 #include "core/gate.h"
+#include "core/metrics.h"
 #include "identity/client.h"
 #include "identity/fields.h"
 
@@ -54,6 +55,20 @@ typedef struct bench {
     size_t count;
 } bench;
 
+/* A peek is no decision, and one that waits for the body comes again with it. */
+static bool
+is_counted(const court *of)
+{
+    return !of->request->peek && !of->judgement->needs_body;
+}
+
+static void
+count_at(const court *of, size_t at, tg_metric metric)
+{
+    if (is_counted(of))
+        tg__metrics_one(of->now->limiters[at], metric);
+}
+
 static tg_status
 judge_together(court *of, const bench *together, tg_error *error)
 {
@@ -61,6 +76,8 @@ judge_together(court *of, const bench *together, tg_error *error)
     tg_judgement *judgement = of->judgement;
     const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
                                                 of->prior, of->prior_count, judgement, &reported, error);
+    if (status == TG_OK && is_counted(of))
+        tg__metrics_judged(together->limiters, together->count, judgement, reported);
     of->style = &of->judging[together->places[reported]]->style;
     const uint16_t own_status = of->style->statuses[judgement->outcome];
     if (status == TG_OK && own_status)
@@ -177,13 +194,25 @@ name_places(tg_decision *decision, const bench *seats)
         decision->results[i].limiter = (uint8_t)seats->places[decision->results[i].limiter];
 }
 
+static bool
+is_refusal(const tg_judgement *judgement)
+{
+    return judgement->status != 0 && judgement->outcome != TG_UNAVAILABLE; /* a silent store refuses nobody by proxy */
+}
+
 /* What is not enforced judges when the rest has let through: on its own, so that it takes nothing from a request that it
  * would refuse, and nothing of what it says reaches the rest. */
 static tg_status
-judge_aside(const court *of, const bench *aside, tg_judgement *said, size_t *reported, tg_error *error)
+judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
     const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
                                                 of->prior_count, said, reported, error);
+    if (status == TG_OK && is_counted(of) && !said->needs_body) {
+        if (is_refusal(said))
+            tg__metrics_one(aside->limiters[*reported], refused);
+        else
+            tg__metrics_judged(aside->limiters, aside->count, said, *reported);
+    }
     *reported = aside->places[*reported];
     return status;
 }
@@ -213,22 +242,17 @@ keep_charges(tg_decision *decision, const tg_decision *aside, const bench *seats
     }
 }
 
-static bool
-is_refusal(const tg_judgement *judgement)
-{
-    return judgement->status != 0 && judgement->outcome != TG_UNAVAILABLE; /* a silent store refuses nobody by proxy */
-}
-
 static tg_status
 judge_challenges(court *of, const bench *challenges, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
-    const tg_status status = judge_aside(of, challenges, &said, &reported, error);
+    const tg_status status = judge_aside(of, challenges, TG_METRIC_CHALLENGED, &said, &reported, error);
     if (status != TG_OK)
         return status;
     of->judgement->needs_body |= said.needs_body;
     if (is_refusal(&said)) {
+        memcpy(of->judgement->missing, said.missing, sizeof said.missing);
         of->judgement->challenged = true;
         if (!alone)
             return TG_OK;
@@ -253,11 +277,12 @@ judge_shadows(court *of, const bench *shadows, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
-    const tg_status status = judge_aside(of, shadows, &said, &reported, error);
+    const tg_status status = judge_aside(of, shadows, TG_METRIC_SHADOW_DENIED, &said, &reported, error);
     if (status != TG_OK)
         return status;
     of->judgement->needs_body |= said.needs_body;
     if (is_refusal(&said)) {
+        memcpy(of->judgement->missing, said.missing, sizeof said.missing);
         of->judgement->shadow_denied = true;
         memcpy(of->judgement->shadow_policy, said.policy, sizeof said.policy);
     } else {
@@ -317,20 +342,27 @@ judge_wholly(court *of, size_t count, tg_error *error)
     if (is_on(of, &config->deny))
         return forbid(of, "", &config->style);
     for (size_t i = 0; i < count; i++)
-        if (is_on(of, &config->policies[of->found[i]].deny))
+        if (is_on(of, &config->policies[of->found[i]].deny)) {
+            count_at(of, of->found[i], TG_METRIC_FORBIDDEN);
             return forbid(of, config->policies[of->found[i]].name, &config->policies[of->found[i]].style);
+        }
     if (count == 0)
         return TG_OK;
-    if (is_on(of, &config->exempt))
+    if (is_on(of, &config->exempt)) {
+        for (size_t i = 0; i < count; i++)
+            count_at(of, of->found[i], TG_METRIC_EXEMPT);
         return exempt(of, "");
+    }
     for (size_t i = 0; i < 3; i++)
         benches[i].count = 0; /* the rest is written where it is used */
     of->judging_count = count;
     for (size_t i = 0; i < count; i++) {
         const tg_policy *policy = &config->policies[of->found[i]];
         of->judging[i] = NULL;
-        if (is_on(of, &policy->exempt))
+        if (is_on(of, &policy->exempt)) {
+            count_at(of, of->found[i], TG_METRIC_EXEMPT);
             continue;
+        }
         if (policy->mode == TG_MODE_ENFORCE)
             of->judging[i] = policy;
         judged = true;

@@ -1,5 +1,5 @@
 /* The limiter: several rules and several identities in one decision, and what is answered when the store is silent. */
-#include "core/core.h"
+#include "core/metrics.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -32,7 +32,10 @@ admit_rules(tg_limiter *limiter, tg_text space, const char *suffix, tg_error *er
     stpcpy(stpcpy(name, limiter->name), suffix);
     for (size_t i = 0; i < limiter->rule_count; i++) {
         tg__rule_scope(&limiter->rules[i], space, tg_text_of(name));
-        const tg_status status = limiter->store->ops->admit_rule(limiter->store, &limiter->rules[i], error);
+        const tg_store_ops *ops = limiter->store->ops;
+        tg_status status = ops->admit_rule(limiter->store, &limiter->rules[i], error);
+        if (status == TG_OK && ops->name_rule)
+            status = ops->name_rule(limiter->store, &limiter->rules[i], space.data, name, error);
         if (status != TG_OK)
             return status;
     }
@@ -77,6 +80,8 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
         status = tg_store_open(tg_text_of(LOCAL_URI), &(tg_store_options){ .clock = store->clock }, &limiter->local,
                                error);
     if (status == TG_OK) {
+        if (store->ops->metric_name)
+            limiter->metric = store->ops->metric_name(store, space, limiter->name);
         *opened = limiter;
         limiter = NULL;
     }
@@ -314,21 +319,26 @@ decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 
-/* Never fails: what a silent store leaves open, on_store_failure answers. */
-static inline void
+/* Never fails: what a silent store leaves open, on_store_failure answers. Returns where its outcome is counted, or NULL. */
+static inline tg_counter *
 decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
 {
     tg_store *const store = limiters[0]->store;
     tg_error error;
+    tg_counter *const line = op == TG_OP_HIT ? tg__metric_line(limiters[0]) : NULL;
+    const uint64_t began_ns = line ? tg__latency_begin(line) : 0;
     const tg_status status =
         store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error);
+    if (__builtin_expect(began_ns != 0, 0))
+        tg__latency_end(store, began_ns);
     if (__builtin_expect(status != TG_OK, 0)) {
         decide_without_store(limiters, limiter_count, op, plan, decision, &error);
-        return;
+        return line;
     }
     if (__builtin_expect(atomic_load_explicit(&store->failing, memory_order_relaxed), 0))
         tg__success_seen(store);
     tg__decision_report(decision);
+    return line;
 }
 
 static inline __attribute__((always_inline)) tg_status
@@ -337,8 +347,11 @@ hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_
 {
     struct plan plan;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, decision, error);
-    if (status == TG_OK)
-        decide(&limiter, 1, op, &plan, decision);
+    if (status == TG_OK) {
+        tg_counter *const line = decide(&limiter, 1, op, &plan, decision);
+        if (line)
+            tg__metric_add(line, tg__metric_of(decision));
+    }
     return status;
 }
 
@@ -578,7 +591,11 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
     size_t reported;
     for (size_t i = 0; i < limiter_count; i++)
         costs[i] = cost;
-    return tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, judgement, &reported, error);
+    const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, judgement,
+                                                &reported, error);
+    if (status == TG_OK && !request->peek)
+        tg__metrics_judged(limiters, limiter_count, judgement, reported);
+    return status;
 }
 
 void

@@ -66,20 +66,32 @@ hex_value(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* The bytes of "http://" in front of a host; 0: none. Servers take any scheme and serve the path behind it, so a list of
+ * known ones would leave the others as a way around a path's policies (RFC 3986 3.1 spells a scheme). */
+static size_t
+scheme_length(tg_text raw)
+{
+    size_t at = 0;
+    while (at < raw.length) {
+        const char c = raw.data[at], letter = (char)(c | 0x20);
+        if (!(letter >= 'a' && letter <= 'z') &&
+            (at == 0 || !((c >= '0' && c <= '9') || c == '+' || c == '-' || c == '.')))
+            break;
+        at++;
+    }
+    return at > 0 && raw.length - at >= 3 && memcmp(raw.data + at, "://", 3) == 0 ? at + 3 : 0;
+}
+
 /* From "http://host/path?query" to "/path". '#' ends a path where it is sent at all: servers cut there. */
 static tg_text
 path_of(tg_text raw)
 {
-    static const char *const schemes[] = { "http://", "https://" };
-    for (size_t i = 0; i < 2; i++) {
-        const size_t length = strlen(schemes[i]);
-        if (raw.length < length || raw.data[0] == '/' || !tg__text_is_nocase((tg_text){ raw.data, length }, schemes[i]))
-            continue;
-        raw.data += length;
-        raw.length -= length;
+    const size_t scheme = raw.length && raw.data[0] != '/' ? scheme_length(raw) : 0;
+    if (scheme) {
+        raw.data += scheme;
+        raw.length -= scheme;
         while (raw.length && raw.data[0] != '/' && raw.data[0] != '?' && raw.data[0] != '#')
             raw.data++, raw.length--;
-        break;
     }
     for (size_t i = 0; i < raw.length; i++)
         if (raw.data[i] == '?' || raw.data[i] == '#')

@@ -238,6 +238,8 @@ TG_API void tg_store_close(tg_store *store); /* accepts NULL; decisions under wa
 TG_API uint64_t tg_store_now_us(tg_store *store);
 /* Adds this to tg_store_now_us to get microseconds since 1970 UTC; 0 under a manual clock. */
 TG_API int64_t tg_store_utc_offset_us(tg_store *store);
+/* Whether a decision may wait for a network: a binding then lets its other threads run meanwhile. */
+TG_API bool tg_store_remote(const tg_store *store);
 
 /* Counters and fill of a table since it was made, for all processes together. */
 typedef struct tg_store_stats {
@@ -249,6 +251,60 @@ typedef struct tg_store_stats {
     uint64_t timeouts;           /* decisions that got no lock in time */
 } tg_store_stats;
 TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
+
+/* What is counted of decisions, by policy. An identity is never part of it.
+ * name, word, meaning */
+#define TG_METRIC_NAMES(X)                                                                                             \
+    X(TG_METRIC_ALLOWED, "allowed", "let through and counted")                                                         \
+    X(TG_METRIC_DENIED, "denied", "over a limit")                                                                      \
+    X(TG_METRIC_FORBIDDEN, "forbidden", "refused by a deny rule or list")                                              \
+    X(TG_METRIC_UNIDENTIFIED, "unidentified", "a part of the identity was missing")                                    \
+    X(TG_METRIC_EXEMPT, "exempt", "listed in exempt")                                                                  \
+    X(TG_METRIC_DEGRADED, "degraded", "the store did not answer: on_store_failure decided")                            \
+    X(TG_METRIC_SHADOW_DENIED, "shadow_denied", "a policy in shadow mode would have refused")                          \
+    X(TG_METRIC_CHALLENGED, "challenged", "over a limit in challenge mode, let through")
+
+typedef enum tg_metric {
+#define TG_METRIC_ENUM(name, word, text) name,
+    TG_METRIC_NAMES(TG_METRIC_ENUM)
+#undef TG_METRIC_ENUM
+    TG_METRICS
+} tg_metric;
+TG_API const char *tg_metric_word(tg_metric metric); /* "allowed" */
+
+/* A decision over several policies is counted at each of them when it lets through, at the reported one when it refuses. */
+typedef struct tg_policy_metrics {
+    char space[TG_NAME_BYTES_MAX + 1];
+    char policy[TG_NAME_BYTES_MAX + 1]; /* or a limiter's name */
+    uint64_t counts[TG_METRICS];
+} tg_policy_metrics;
+
+/* How long the store took to decide, of about one decision in 64. */
+#define TG_LATENCIES 15
+typedef struct tg_latency_metrics {
+    uint64_t bounds_ns[TG_LATENCIES]; /* counts[i] took at most bounds_ns[i] and more than the one before; UINT64_MAX last */
+    uint64_t counts[TG_LATENCIES];
+    uint64_t sum_ns;
+} tg_latency_metrics;
+
+/* What all processes have counted in this store since it was made.
+ *
+ * policies  receives at most `room`, in no order; `count` says how many there are
+ * TG_E_UNSUPPORTED  this store keeps none (a table under 1 MiB) */
+TG_API tg_status tg_store_read_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
+                                       tg_latency_metrics *latency, tg_error *error);
+
+typedef enum tg_metrics_format {
+    TG_METRICS_TEXT,       /* a table for a person */
+    TG_METRICS_JSON,       /* one object */
+    TG_METRICS_PROMETHEUS  /* text format 0.0.4 */
+} tg_metrics_format;
+
+/* Takes a text piece by piece; the pieces are borrowed for the call. */
+typedef void tg_sink(void *context, tg_text piece);
+/* The metrics and the counters of tg_store_read_stats. Nothing is written where it fails. Allocates. */
+TG_API tg_status tg_store_write_metrics(tg_store *store, tg_metrics_format format, tg_sink *sink, void *context,
+                                        tg_error *error);
 
 /* ---- notices ---------------------------------------------------------------------------------------------------- */
 
@@ -385,7 +441,7 @@ typedef struct tg_judgement {
     tg_outcome outcome;
     int status;                          /* 0: let through; else the HTTP status of the refusal */
     char policy[TG_NAME_BYTES_MAX + 1];  /* of the reported rule */
-    char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED: the kind that is missing */
+    char missing[TG_NAME_BYTES_MAX + 1]; /* TG_UNIDENTIFIED, or a policy not enforced: the kind */
     tg_decision decision;                /* ALLOWED, DENIED, FORBIDDEN, UNAVAILABLE; else result_count is 0 */
     /* Only tg_gate_judge sets what follows; elsewhere it is false. */
     bool challenged;    /* over a limit of `mode: challenge`: let through, for the application to ask for a proof */
@@ -521,8 +577,6 @@ TG_API tg_status tg_gate_explain(tg_gate *gate, const tg_request *request, uint6
                                  tg_error *error);
 TG_API void tg_explanation_close(tg_explanation *explanation); /* accepts NULL */
 
-/* Takes a text piece by piece; the pieces are borrowed for the call. */
-typedef void tg_sink(void *context, tg_text piece);
 /* For a person, or as one JSON object; every face shows the same. */
 TG_API void tg_explanation_write(const tg_explanation *explanation, bool json, tg_sink *sink, void *context);
 

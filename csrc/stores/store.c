@@ -31,6 +31,22 @@ registry_begin(void)
     pthread_atfork(registry_hold, registry_release, registry_release);
 }
 
+/* For messages: without what may be a password, that is all between the scheme and the last '@'. */
+static const char *
+show_uri(tg_text text, char *shown, size_t size)
+{
+    const char *at = text.length ? memrchr(text.data, '@', text.length) : NULL;
+    const char *colon = text.length ? memchr(text.data, ':', text.length) : NULL;
+    if (!at)
+        return tg__text_show(text, shown, size);
+    const size_t kept = colon && colon < at ? (size_t)(colon - text.data) + 1 : 0;
+    char scheme[32], rest[96];
+    tg__text_show((tg_text){ text.data, kept }, scheme, sizeof scheme);
+    tg__text_show((tg_text){ at, (size_t)(text.data + text.length - at) }, rest, sizeof rest);
+    snprintf(shown, size, "%s...%s", scheme, rest);
+    return shown;
+}
+
 static tg_status
 parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
 {
@@ -38,8 +54,8 @@ parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
     *uri = (tg_store_uri){ .option_count = 0 };
     const char *colon = text.length >= 3 ? memmem(text.data, text.length, "://", 3) : NULL;
     if (!colon)
-        return tg__error(error, TG_E_CONFIG, "store '%s': expected memory://NAME or shared://NAME",
-                         tg__text_show(text, shown, sizeof shown));
+        return tg__error(error, TG_E_CONFIG, "store '%s': expected memory://NAME, shared://NAME or redis://HOST",
+                         show_uri(text, shown, sizeof shown));
     uri->scheme = (tg_text){ text.data, (size_t)(colon - text.data) };
     uri->rest = (tg_text){ colon + 3, text.length - uri->scheme.length - 3 };
     const char *question = uri->rest.length ? memchr(uri->rest.data, '?', uri->rest.length) : NULL;
@@ -53,16 +69,16 @@ parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
         const char *equal = memchr(item.data, '=', item.length);
         if (!equal || equal == item.data)
             return tg__error(error, TG_E_CONFIG, "store '%s': expected name=value after '?' and '&'",
-                             tg__text_show(text, shown, sizeof shown));
+                             show_uri(text, shown, sizeof shown));
         if (uri->option_count == sizeof uri->options / sizeof *uri->options)
             return tg__error(error, TG_E_CONFIG, "store '%s': too many options",
-                             tg__text_show(text, shown, sizeof shown));
+                             show_uri(text, shown, sizeof shown));
         const tg_text name = { item.data, (size_t)(equal - item.data) };
         for (size_t i = 0; i < uri->option_count; i++)
             if (uri->options[i].name.length == name.length &&
                 memcmp(uri->options[i].name.data, name.data, name.length) == 0)
                 return tg__error(error, TG_E_CONFIG, "store '%s': an option is given twice",
-                                 tg__text_show(text, shown, sizeof shown));
+                                 show_uri(text, shown, sizeof shown));
         uri->options[uri->option_count].name = name;
         uri->options[uri->option_count].value = (tg_text){ equal + 1, item.length - name.length - 1 };
         uri->option_count++;
@@ -78,7 +94,12 @@ construct(tg_text text, const tg_store_options *options, tg_store **store, tg_er
     static const struct {
         const char *scheme;
         tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
-    } kinds[] = { { "memory", tg__table_open }, { "shared", tg__table_open } };
+    } kinds[] = {
+        { "memory", tg__table_open },         { "shared", tg__table_open },
+        { "redis", tg__redis_open },          { "rediss", tg__redis_open },
+        { "redis+unix", tg__redis_open },     { "redis+sentinel", tg__redis_open },
+        { "redis+cluster", tg__redis_open },
+    };
     tg_store_uri uri;
     tg_status status = parse_uri(text, &uri, error);
     if (status != TG_OK)
@@ -88,10 +109,11 @@ construct(tg_text text, const tg_store_options *options, tg_store **store, tg_er
             return kinds[i].open(&uri, options, store, error);
     char shown[64];
     tg__text_show(uri.scheme, shown, sizeof shown);
-    if (strncmp(shown, "redis", 5) == 0 || strncmp(shown, "tiered", 6) == 0)
-        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://': this version has no Redis store; use shared://NAME",
-                         shown);
-    return tg__error(error, TG_E_CONFIG, "store '%s://': unknown kind; expected memory:// or shared://", shown);
+    if (strncmp(shown, "tiered", 6) == 0)
+        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there is redis://", shown);
+    return tg__error(error, TG_E_CONFIG,
+                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
+                     "redis+sentinel://", shown);
 }
 
 static tg_store *
@@ -194,6 +216,12 @@ int64_t
 tg_store_utc_offset_us(tg_store *store)
 {
     return store->ops->utc_offset_us(store);
+}
+
+bool
+tg_store_remote(const tg_store *store)
+{
+    return store->ops->remote;
 }
 
 tg_status

@@ -7,6 +7,8 @@
 
 #include <stdatomic.h>
 
+typedef struct tg_metric_name tg_metric_name; /* the store's */
+
 typedef enum tg_op {
     TG_OP_HIT,    /* decide over all targets; take from all or from none */
     TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
@@ -28,6 +30,7 @@ typedef struct tg_target {
 
 typedef struct tg_store_ops {
     const char *name; /* "table": appears in errors and metrics */
+    bool remote;      /* apply may wait for a network */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
      * results   HIT and PEEK: allowed, charged, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of each
@@ -40,10 +43,22 @@ typedef struct tg_store_ops {
                        bool *overflow, tg_error *error);
     /* TG_E_RULE when the store could never hold this rule's state: says which size would do. */
     tg_status (*admit_rule)(tg_store *store, const tg_rule *rule, tg_error *error);
+    /* May be NULL. What a rule's scope stands for, for stores whose keys a person reads. TG_E_NOMEM. */
+    tg_status (*name_rule)(tg_store *store, const tg_rule *rule, const char *space, const char *name, tg_error *error);
     uint64_t (*now_us)(tg_store *store);
     int64_t (*utc_offset_us)(tg_store *store);
     tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
     void (*close)(tg_store *store); /* the last reference is gone */
+    /* Counters for the operator, for all processes together; all NULL where a store keeps none.
+     * metric_name   where a policy counts, kept by the store until it is closed; NULL: no room. Allocates
+     * metric_line   its TG_METRICS counters, this thread's share of them: for one relaxed add each, no lock. They stay
+     *               valid until the store is closed; which ones they are may change from call to call
+     * latency_add   how long one decision took, of those that were measured */
+    const tg_metric_name *(*metric_name)(tg_store *store, const char *space, const char *name);
+    _Atomic uint64_t *(*metric_line)(tg_store *store, const tg_metric_name *name);
+    void (*latency_add)(tg_store *store, uint64_t latency_ns);
+    tg_status (*metrics)(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
+                         tg_latency_metrics *latency, tg_error *error);
 } tg_store_ops;
 
 struct tg_store {
@@ -52,6 +67,7 @@ struct tg_store {
     tg_clock *clock;  /* NULL: real */
     unsigned references; /* under the registry's lock */
     struct tg_store *next;
+    const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     atomic_bool failing;
     _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
@@ -70,6 +86,7 @@ typedef struct tg_store_uri {
 
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
 tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);

@@ -511,7 +511,13 @@ def stay(screen: Screen, servers: Servers) -> int:
         time.sleep(0.5)
 
 
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def interrupt(*_: object) -> None:
+    """Once: an impatient second Ctrl-C would cut short what stops the servers and removes the folder."""
+    for end in ENDS:
+        signal.signal(end, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -524,8 +530,8 @@ def main() -> int:
         print("demo: run it as root: each server gets a user of its own", file=sys.stderr)
         return 1
     os.umask(0o022)  # whatever root's own is: the servers' users have to read what is laid out for them
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, interrupt)
+    for end in ENDS:
+        signal.signal(end, interrupt)
     screen = Screen()
     try:
         screen.say("starting tidegate-fcgi, uvicorn, gunicorn and nginx …")

@@ -72,6 +72,14 @@ template_of(const tgpy_state *state, PyObject *scope)
     return template;
 }
 
+/* Let through, and nothing more to find out: neither a body to be read nor an answer to be waited for. */
+static bool
+is_done(PyObject *judgement)
+{
+    const tgpy_judgement *made = (tgpy_judgement *)judgement;
+    return made->status == 0 && !made->needs_body && !made->settles && made->missing[0] == '\0';
+}
+
 /* ---- a dependency ---- */
 
 /* `self` is (limiter, cost, by route, module). Gives the Decision of a request that is let through; the Judgement of
@@ -101,7 +109,7 @@ hit(PyObject *self, PyObject *scope)
     const unsigned long long cost = PyLong_AsUnsignedLongLong(PyTuple_GetItem(self, 1));
     PyObject *judgement = tgpy_judge_scope(state, PyTuple_GetItem(self, 0), scope, route, judgements, cost);
     PyObject *result = judgement;
-    if (judgement && ((tgpy_judgement *)judgement)->status == 0) {
+    if (judgement && is_done(judgement)) {
         result = PyList_Append(judgements, judgement) == 0 ? (PyObject *)((tgpy_judgement *)judgement)->decision : NULL;
         Py_XINCREF(result);
         Py_DECREF(judgement);
@@ -132,7 +140,7 @@ tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 /* ---- the middleware ---- */
 
 /* `self` is (gate, whether somebody tells the user, module). Gives the `send` for a request that is let through; the
- * Judgement of one that is not; None where Python has to see to it. */
+ * Judgement of one that is not, or not yet; None where Python has to see to it. */
 static PyObject *
 enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -171,8 +179,11 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
     }
     PyObject *judgement = send ? tgpy_judge_scope(state, (PyObject *)gate, scope, NULL, judgements, 1) : NULL;
     PyObject *result = judgement;
-    if (judgement && ((tgpy_judgement *)judgement)->status == 0) {
+    if (judgement && is_done(judgement)) {
         result = PyList_Append(judgements, judgement) == 0 ? Py_NewRef(send) : NULL;
+        Py_DECREF(judgement);
+    } else if (judgement && send != args[1] && PyDict_DelItem(scope, state->names[NAME_tidegate]) != 0) {
+        Py_CLEAR(result); /* the list goes with the send that was made for it */
         Py_DECREF(judgement);
     }
     Py_XDECREF(judgements);

@@ -248,7 +248,12 @@ decision_refund(PyObject *object, PyObject *Py_UNUSED(unused))
     tg_decision decision;
     tg_error error;
     tgpy_decision_restore(self, &decision);
+    /* Marked before another thread can run, which might give back the same. */
+    for (size_t i = 0; i < self->result_count; i++)
+        self->results[i].charged = false;
+    PyThreadState *thread = tgpy_others_run(store);
     const tg_status status = store ? tg_decision_refund(store, &decision, &error) : TG_OK;
+    tgpy_others_stop(thread);
     for (size_t i = 0; i < self->result_count; i++)
         self->results[i].charged = decision.results[i].charged;
     tgpy_log_notices(self->state);

@@ -15,7 +15,7 @@
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
-    X(cost) X(dims) X(route) X(user) X(prior)                                                                          \
+    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                                                          \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
@@ -104,6 +104,21 @@ typedef struct tgpy_gate {
     uint64_t looked; /* the generation that the two below speak of */
     bool names_route, names_user;
 } tgpy_gate;
+
+/* Around a call into the library that asks a store. A table answers sooner than the interpreter's lock is let go and taken
+ * again; a network does not, and other threads run meanwhile. In between only what the caller holds may be touched. */
+static inline PyThreadState *
+tgpy_others_run(const tg_store *store)
+{
+    return store && tg_store_remote(store) ? PyEval_SaveThread() : NULL;
+}
+
+static inline void
+tgpy_others_stop(PyThreadState *thread)
+{
+    if (thread)
+        PyEval_RestoreThread(thread);
+}
 
 typedef struct tgpy_judgement {
     PyObject_HEAD

@@ -279,7 +279,74 @@ static PyGetSetDef judgement_getset[] = {
     { NULL, NULL, NULL, NULL, NULL },
 };
 
+/* One pair of name and value as bytes or str. What it is borrowed from is held in `held`. */
+static bool
+read_header(PyObject *pair, PyObject *held, tg_header *header)
+{
+    PyObject *fast = PySequence_Tuple(pair), *made[2] = { NULL, NULL };
+    bool done = fast && PyList_Append(held, fast) == 0 && PyTuple_Size(fast) == 2;
+    if (done)
+        done = tgpy_text(PyTuple_GetItem(fast, 0), &header->name, &made[0]) &&
+               tgpy_text(PyTuple_GetItem(fast, 1), &header->value, &made[1]);
+    for (size_t i = 0; i < 2; i++) {
+        done = done && (!made[i] || PyList_Append(held, made[i]) == 0);
+        Py_XDECREF(made[i]);
+    }
+    Py_XDECREF(fast);
+    if (!done && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "headers must be pairs of bytes or str");
+    return done;
+}
+
+enum { RESPONSE_HEADERS_MAX = 256 }; /* what lies beyond is not looked at */
+
+static PyObject *
+judgement_settle(PyObject *object, PyObject *args)
+{
+    tgpy_judgement *self = of(object);
+    tgpy_decision *kept = self->decision;
+    int status;
+    PyObject *given;
+    if (!PyArg_ParseTuple(args, "iO:settle", &status, &given))
+        return NULL;
+    if (!self->settles || !kept->owner || Py_TYPE(kept->owner) != self->state->gate_type)
+        Py_RETURN_NONE;
+    PyObject *list = PySequence_List(given), *held = PyList_New(0);
+    const Py_ssize_t count = list ? PyList_Size(list) : 0;
+    const size_t header_count = count < RESPONSE_HEADERS_MAX ? (size_t)count : RESPONSE_HEADERS_MAX;
+    tg_header headers[RESPONSE_HEADERS_MAX];
+    bool done = list && held;
+    for (size_t i = 0; done && i < header_count; i++)
+        done = read_header(PyList_GetItem(list, (Py_ssize_t)i), held, &headers[i]);
+    if (done && self->settles) { /* reading headers may have run code that settled it */
+        tg_judgement judgement;
+        tg_error error;
+        tg_gate *gate = ((tgpy_gate *)kept->owner)->gate;
+        self->settles = false;
+        judgement.settles = true;
+        judgement.status = self->status;
+        tgpy_decision_restore(kept, &judgement.decision);
+        const tg_status settled = tg_gate_settle(gate, &judgement, status, headers, header_count, &error);
+        for (size_t i = 0; i < kept->result_count; i++) {
+            kept->results[i].charged = judgement.decision.results[i].charged;
+            kept->results[i].cost = judgement.decision.results[i].cost;
+        }
+        if (settled != TG_OK) {
+            tgpy_raise(self->state, &error, NULL);
+            done = false;
+        }
+    }
+    Py_XDECREF(list);
+    Py_XDECREF(held);
+    tgpy_log_notices(self->state);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyMethodDef judgement_methods[] = {
+    { "settle", judgement_settle, METH_VARARGS,
+      "settle($self, status, headers, /)\n--\n\n"
+      "Once the request has been answered with this status and these headers (pairs of bytes or str): gives back what\n"
+      "should not have been taken. Does nothing where `settles` is false. Raises StoreError when the store did not answer." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };
@@ -307,6 +374,8 @@ typedef bool (*read_function)(tgpy_state *, tgpy_request *, PyObject *, PyObject
 
 struct options {
     PyObject *route, *user;
+    PyObject *plan, *body; /* str, bytes; NULL: not given */
+    bool reads_body;
     PyObject *prior; /* a list or tuple, owned; NULL: none */
     uint64_t cost;
 };
@@ -320,20 +389,23 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *name = PyTuple_GetItem(names, i), *value = values[i];
         tgpy_name found = NAME_cost;
-        static const tgpy_name known[] = { NAME_route, NAME_user, NAME_cost, NAME_prior };
+        enum { KNOWN = 7 };
+        static const tgpy_name known[KNOWN] = { NAME_route, NAME_user, NAME_cost,      NAME_prior,
+                                                NAME_plan,  NAME_body, NAME_reads_body };
         bool matched = false;
-        for (size_t k = 0; k < 4 && !matched; k++)
+        for (size_t k = 0; k < KNOWN && !matched; k++)
             if (name == state->names[known[k]]) {
                 found = known[k];
                 matched = true;
             }
-        for (size_t k = 0; k < 4 && !matched; k++)
+        for (size_t k = 0; k < KNOWN && !matched; k++)
             if (PyUnicode_Compare(name, state->names[known[k]]) == 0) {
                 found = known[k];
                 matched = true;
             }
         if (!matched) {
-            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost or prior", name);
+            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost, prior, plan, body or reads_body",
+                         name);
             return false;
         }
         if (found == NAME_route)
@@ -342,6 +414,15 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
             options->user = value;
         else if (found == NAME_prior)
             prior = value;
+        else if (found == NAME_plan || found == NAME_body) {
+            const bool plan = found == NAME_plan;
+            if (value != Py_None && !(plan ? PyUnicode_Check(value) : PyBytes_Check(value))) {
+                PyErr_Format(PyExc_TypeError, "%s must be %s or None", plan ? "plan" : "body", plan ? "str" : "bytes");
+                return false;
+            }
+            *(plan ? &options->plan : &options->body) = value == Py_None ? NULL : value;
+        } else if (found == NAME_reads_body)
+            options->reads_body = PyObject_IsTrue(value) == 1;
         else if (!tgpy_cost(value, &options->cost))
             return false;
     }
@@ -447,24 +528,49 @@ say_resolved(tgpy_state *state, const tg_request *request)
                      "header itself");
 }
 
+/* What a face knows beside the scope or environ. Borrowed from the caller's arguments. */
+static bool
+add_options(tgpy_request *request, const struct options *options)
+{
+    tg_request *to = &request->request;
+    PyObject *made = NULL;
+    to->body_follows = options->reads_body;
+    to->body_read = options->body != NULL;
+    if (options->body)
+        to->body = (tg_text){ PyBytes_AsString(options->body), (size_t)PyBytes_Size(options->body) };
+    if (to->body.length > TG_BODY_BYTES_MAX)
+        to->body.length = TG_BODY_BYTES_MAX;
+    if (options->plan && !tgpy_text_argument(options->plan, "plan", &to->plan, &made))
+        return false;
+    if (!made)
+        return true;
+    to->plan.length = 0; /* lone surrogates: no plan's name */
+    Py_DECREF(made);
+    return true;
+}
+
 /* `gate` or limiters, never both. `owner` holds the store. */
 static PyObject *
 judge(tgpy_state *state, PyObject *owner, tg_gate *gate, tg_limiter *const *limiters, size_t limiter_count,
-      const tgpy_request *request, const struct options *options)
+      tgpy_request *request, const struct options *options)
 {
     if (request->unjudged || (!gate && limiter_count == 0))
         return unmatched(state);
+    if (!add_options(request, options))
+        return NULL;
     tg_judgement judgement;
     tg_answer answer;
     tg_error error;
     struct prior prior;
     PyObject *made = NULL;
     if (read_prior(state, options->prior, tgpy_owner_store(state, owner), &prior)) {
+        PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(limiters[0]));
         const tg_status status =
             gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &answer,
                                  &error)
                  : tg_limiters_judge(limiters, limiter_count, &request->request, options->cost, prior.pointers, prior.count,
                                      &judgement, &error);
+        tgpy_others_stop(thread);
         if (status == TG_OK)
             made = tgpy_judgement_new(state, owner, &judgement, gate ? &answer : NULL);
         else
@@ -579,7 +685,7 @@ PyObject *
 tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
                  uint64_t cost)
 {
-    const struct options options = { .route = route, .prior = prior, .cost = cost };
+    const struct options options = { .route = route, .prior = prior, .cost = cost, .reads_body = true };
     const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;
     tg_gate *gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
     tg_limiter *limiter = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;

@@ -120,9 +120,9 @@ add_dimension(struct call *call, tg_text kinds, PyObject *values, bool flat)
 }
 
 static bool
-by_kind(struct call *call, PyObject *dims, bool flat)
+by_kind(struct call *call, PyObject *dims, bool flat, bool remote)
 {
-    if (!PyDict_Check(dims)) {
+    if (!PyDict_Check(dims) || remote) { /* another thread may change the dictionary while a network is waited for */
         if (!PyMapping_Check(dims) || PyUnicode_Check(dims) || PyBytes_Check(dims) || PyTuple_Check(dims) ||
             PyList_Check(dims)) {
             PyErr_SetString(PyExc_TypeError, "dims must be a mapping of kinds to values, such as {\"ip\": address}");
@@ -189,7 +189,7 @@ parse_names(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, P
         return false;
     }
     if (dims)
-        return by_kind(call, dims, self->composes);
+        return by_kind(call, dims, self->composes, self->limiter && tg_store_remote(tg_limiter_store(self->limiter)));
     if (count == 0) {
         PyErr_SetString(PyExc_TypeError, "who is asking? give at least one part, or dims");
         return false;
@@ -227,7 +227,10 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
     }
     tg_decision decision; /* 5 KiB that nobody clears: what is in use is written */
     tg_error error;
-    if (function(self->limiter, call.dimensions, call.dimension_count, call.cost, &decision, &error) == TG_OK)
+    PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
+    const tg_status status = function(self->limiter, call.dimensions, call.dimension_count, call.cost, &decision, &error);
+    tgpy_others_stop(thread);
+    if (status == TG_OK)
         made = tgpy_decision_new(self->state, object, &decision);
     else
         tgpy_raise(self->state, &error, NULL);
@@ -257,9 +260,11 @@ administer(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
     bool done = parse_call(self, args, count, names, refund, &call);
     if (done && self->limiter) {
         tg_error error;
+        PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
         const tg_status status =
             refund ? tg_limiter_refund(self->limiter, call.dimensions, call.dimension_count, call.cost, &error)
                    : tg_limiter_reset(self->limiter, call.dimensions, call.dimension_count, &error);
+        tgpy_others_stop(thread);
         done = status == TG_OK;
         if (!done)
             tgpy_raise(self->state, &error, NULL);

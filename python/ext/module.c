@@ -90,12 +90,14 @@ module_free(void *module)
 
 static PyMethodDef module_methods[] = {
     { FAST(judge_asgi), METH_FASTCALL | METH_KEYWORDS,
-      "judge_asgi($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
+      "judge_asgi($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
+      "body=None, reads_body=False)\n--\n\n"
       "Judges an ASGI scope (http or websocket) under several limiters at once, all or nothing, each by its own `by`.\n\n"
       "route: the route's template. user: else scope[\"user\"] when authenticated. prior: judgements already made for this\n"
       "same request: what they charged is judged again but not charged again." },
     { FAST(judge_wsgi), METH_FASTCALL | METH_KEYWORDS,
-      "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=())\n--\n\n"
+      "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
+      "body=None, reads_body=False)\n--\n\n"
       "As judge_asgi, of a WSGI environ. user: else REMOTE_USER." },
     { FAST(client_address), METH_FASTCALL,
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"

@@ -435,6 +435,20 @@ read_environ_headers(const tgpy_state *state, tgpy_request *request, PyObject *d
     return true;
 }
 
+/* Whether a raw URI is what its server understood: a path, or a scheme with host and path. Of anything else, and of
+ * control characters, a server may have dropped a part, so that a client would be served one path and judged by another;
+ * then what the server made of it counts. */
+static bool
+is_target(tg_text raw)
+{
+    if (raw.length == 0 || (raw.data[0] != '/' && !memmem(raw.data, raw.length, "://", 3)))
+        return false;
+    for (size_t i = 0; i < raw.length; i++)
+        if ((unsigned char)raw.data[i] <= ' ')
+            return false;
+    return true;
+}
+
 bool
 tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user)
 {
@@ -454,7 +468,7 @@ tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *give
         if (found && !read_native(request, found, "the raw URI of environ", &to->path))
             return false;
     }
-    if (to->path.length == 0) {
+    if (!is_target(to->path)) {
         tg_text mount = { NULL, 0 }, rest = { NULL, 0 };
         found = lookup(state, request, dict, NAME_SCRIPT_NAME);
         if (found && !read_native(request, found, "environ[\"SCRIPT_NAME\"]", &mount))
@@ -462,7 +476,7 @@ tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *give
         found = lookup(state, request, dict, NAME_PATH_INFO);
         if (found && !read_native(request, found, "environ[\"PATH_INFO\"]", &rest))
             return false;
-        if (!encode_path(request, mount, rest))
+        if ((to->path.length == 0 || mount.length + rest.length > 0) && !encode_path(request, mount, rest))
             return false;
     }
     tg_text peer = { NULL, 0 };

@@ -155,24 +155,34 @@ merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgeme
     for (Py_ssize_t i = 0; i < count; i++)
         if (may_be_ours(PyList_GetItem(headers, i)))
             return NULL;
-    tg_judgement read; /* only what an allowed answer tells of */
-    read.outcome = judgement->outcome;
-    read.status = 0;
-    read.missing[0] = '\0';
-    read.decision.degraded = judgement->decision->degraded;
-    read.decision.limit = judgement->decision->limit;
-    read.decision.remaining = judgement->decision->remaining;
-    read.decision.reset_after_us = judgement->decision->reset_after_us;
-    read.decision.retry_after_us = 0;
-    tg_answer answer;
-    tg_answer_make(&read, &answer);
-    if (answer.field_count > TGPY_PAIRS_MAX)
+    tg_answer made;
+    const tg_answer *answer = &made;
+    if (judgement->answered) {
+        made.field_count = 0;
+        answer = judgement->answer ? judgement->answer : &made;
+    } else {
+        tg_judgement read; /* only what an allowed answer tells of */
+        read.outcome = judgement->outcome;
+        read.status = 0;
+        read.missing[0] = '\0';
+        read.challenged = read.shadow_denied = false;
+        read.decision.degraded = judgement->decision->degraded;
+        read.decision.limit = judgement->decision->limit;
+        read.decision.remaining = judgement->decision->remaining;
+        read.decision.reset_after_us = judgement->decision->reset_after_us;
+        read.decision.retry_after_us = 0;
+        tg_answer_make(&read, &made);
+    }
+    if (answer->field_count > TGPY_PAIRS_MAX)
         return NULL;
-    PyObject *merged = PyList_New(count + (Py_ssize_t)answer.field_count);
+    for (size_t i = 0; i < answer->field_count; i++)
+        if (answer->fields[i].name.data[0] != 'X') /* a family that may_be_ours() does not look for */
+            return NULL;
+    PyObject *merged = PyList_New(count + (Py_ssize_t)answer->field_count);
     for (Py_ssize_t i = 0; merged && i < count; i++)
         PyList_SetItem(merged, i, Py_NewRef(PyList_GetItem(headers, i)));
-    for (size_t i = 0; merged && i < answer.field_count; i++) {
-        PyObject *pair = pair_of(&state->pairs[i], &answer.fields[i]);
+    for (size_t i = 0; merged && i < answer->field_count; i++) {
+        PyObject *pair = pair_of(&state->pairs[i], &answer->fields[i]);
         if (pair)
             PyList_SetItem(merged, count + (Py_ssize_t)i, pair);
         else

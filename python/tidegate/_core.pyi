@@ -1,7 +1,7 @@
 """The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, TypeAlias, final
 
 # Any content, also none; a str counts as its UTF-8.
@@ -182,6 +182,7 @@ class Judgement:
     def needs_body(self) -> bool: ...
     @property
     def settles(self) -> bool: ...
+    def settle(self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -224,6 +225,9 @@ class Gate:
         user: str | None = None,
         cost: int = 1,
         prior: Sequence[Judgement] = (),
+        plan: str | None = None,
+        body: bytes | None = None,  # as read when `needs_body` said so
+        reads_body: bool = False,  # True: you do what `needs_body` says
     ) -> Judgement: ...
     def judge_wsgi(
         self,
@@ -234,6 +238,9 @@ class Gate:
         user: str | None = None,
         cost: int = 1,
         prior: Sequence[Judgement] = (),
+        plan: str | None = None,
+        body: bytes | None = None,  # as read when `needs_body` said so
+        reads_body: bool = False,  # True: you do what `needs_body` says
     ) -> Judgement: ...
     def __reduce__(self) -> NoReturn: ...
 
@@ -246,6 +253,9 @@ def judge_asgi(
     user: str | None = None,
     cost: int = 1,
     prior: Sequence[Judgement] = (),
+    plan: str | None = None,
+    body: bytes | None = None,
+    reads_body: bool = False,
 ) -> Judgement: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
@@ -256,6 +266,9 @@ def judge_wsgi(
     user: str | None = None,
     cost: int = 1,
     prior: Sequence[Judgement] = (),
+    plan: str | None = None,
+    body: bytes | None = None,
+    reads_body: bool = False,
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
 @final

@@ -7,7 +7,7 @@ request charge an equal key once, and give back what they took when a later one 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from tidegate._core import Judgement, StoreError
@@ -41,6 +41,19 @@ def refused(state: RequestState, judgement: Judgement) -> None:
             # The store has gone since it charged. The refusal stands; the trouble is logged where it began.
             pass
     state[:] = [judgement]
+
+
+BODY_BYTES_MAX = 65536  # of a body: as much as is looked at for `form:` and `json:`; a longer one has no values
+
+
+def settle(state: RequestState, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]]) -> None:
+    """Tells the judgements what was answered, for limits that count some answers only."""
+    for judgement in state:
+        if judgement.settles:
+            try:
+                judgement.settle(status, headers)
+            except StoreError:
+                pass  # What was taken stays taken; the trouble is logged where it began.
 
 
 def message_of(body: bytes) -> str:

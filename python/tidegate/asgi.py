@@ -15,10 +15,22 @@ from typing import Any
 
 from tidegate._core import Gate, Judgement, ManualClock, asgi_enter, asgi_send
 from tidegate._limits import UNROUTED, user_text
-from tidegate._request_state import SCOPE_KEY, App, Receive, RequestState, Scope, Send, refused
+from tidegate._request_state import (
+    BODY_BYTES_MAX,
+    SCOPE_KEY,
+    App,
+    Message,
+    Receive,
+    RequestState,
+    Scope,
+    Send,
+    refused,
+    settle,
+)
 from tidegate._routes import table_of
 
 UserOf = Callable[[Mapping[str, Any]], "str | int | None | Awaitable[str | int | None]"]
+PlanOf = Callable[[Mapping[str, Any]], "str | None | Awaitable[str | None]"]
 
 __all__ = ["TidegateMiddleware"]
 
@@ -30,6 +42,7 @@ class TidegateMiddleware:
     gate     a Gate to share instead of opening one
     store, clock, timeout  as for Gate
     user     callable(scope) -> the user's id or None, sync or async; without it scope["user"] counts when authenticated
+    plan     callable(scope) -> the name of the client's plan or None, for policies with `plans`; sync or async
 
     A refusal is what the rules say, such as 429 with Retry-After (RFC 9110 10.2.3). A refused WebSocket gets the same
     answer where the server offers the denial response, else it is closed with code 1008 before it is accepted.
@@ -47,11 +60,13 @@ class TidegateMiddleware:
         clock: ManualClock | None = None,
         timeout: float = 0.05,
         user: UserOf | None = None,
+        plan: PlanOf | None = None,
     ) -> None:
         self.app = app
         self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None else gate
         self.user = user
-        self._enter: Any = asgi_enter(self.gate, user is not None)
+        self.plan = plan
+        self._enter: Any = asgi_enter(self.gate, user is not None) if plan is None else _never
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entered = self._enter(scope, send)
@@ -70,18 +85,74 @@ class TidegateMiddleware:
         if state is None:
             state = scope[SCOPE_KEY] = []
             send = asgi_send(state, send)
-        route = route_ahead(self.app, scope) if self.gate.names("route") else None
-        user = None if self.user is None or not self.gate.names("user") else await ask_user(self.user, scope)
+        asks: dict[str, Any] = {"reads_body": True}
+        if self.gate.names("route"):
+            asks["route"] = route_ahead(self.app, scope)
+        if self.user is not None and self.gate.names("user"):
+            asks["user"] = await ask_user(self.user, scope)
+        if self.plan is not None:
+            asks["plan"] = await ask_user(self.plan, scope)
+        judged: Mapping[str, Any] = scope
         if judgement is None:
-            judgement = self.gate.judge_asgi(scope, user=user, route=route, prior=state)
+            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
         if judgement.missing == "ip" and is_test_client(scope):
-            judgement = self.gate.judge_asgi(with_loopback_client(scope), user=user, route=route, prior=state)
+            judged = with_loopback_client(scope)
+            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
+        if judgement.needs_body:
+            body, receive = await read_ahead(receive) if kind == "http" else (b"", receive)
+            state.append(judgement)
+            judgement = self.gate.judge_asgi(judged, prior=state, body=body, **asks)
         if judgement.status:
             refused(state, judgement)
             await refuse(scope, receive, send, judgement)
             return
         state.append(judgement)
-        await self.app(scope, receive, send)
+        if not any(judged.settles for judged in state):
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, settling(state, send))
+        except BaseException:
+            settle(state, 500, ())  # what the server makes of it is outside of us
+            raise
+
+
+def _never(scope: Scope, send: Send) -> None:
+    """Stands for asgi_enter where Python has something to find out first."""
+
+
+async def read_ahead(receive: Receive) -> tuple[bytes, Receive]:
+    """The body as far as it is looked at, and a `receive` that gives all of it once more."""
+    messages: list[Message] = []
+    length = 0
+    while length < BODY_BYTES_MAX:
+        message = await receive()
+        messages.append(message)
+        length += len(message.get("body") or b"")
+        if message["type"] != "http.request" or not message.get("more_body"):
+            break
+    messages.reverse()
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    body = b"".join(message.get("body") or b"" for message in reversed(messages))
+    return body[:BODY_BYTES_MAX], replayed
+
+
+def settling(state: RequestState, send: Send) -> Send:
+    """A `send` that tells the judgements what is answered before it is sent."""
+
+    async def settled(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            settle(state, message["status"], list(message.get("headers", ())))
+        elif message["type"] == "websocket.accept":
+            settle(state, 101, list(message.get("headers", ())))
+        elif message["type"] == "websocket.close":
+            settle(state, 403, ())  # before it was accepted; after that all is settled
+        await send(message)
+
+    return settled
 
 
 def is_test_client(scope: Mapping[str, Any]) -> bool:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
+from urllib.parse import urlencode
 
 from fastapi import Depends, Request, Response, WebSocket
 from fastapi.exception_handlers import http_exception_handler
@@ -24,9 +25,10 @@ from starlette.requests import HTTPConnection
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import SCOPE_KEY, BareState, RequestState, Scope, message_of, refused
+from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, BareState, RequestState, Scope, message_of, refused
 from tidegate._routes import route_template
 from tidegate.asgi import (
+    PlanOf,
     TidegateMiddleware,
     UserOf,
     ask_user,
@@ -113,6 +115,11 @@ class RateLimit:
         self.__signature__ = inspect.Signature(parameters)
 
     @property
+    def dependency(self) -> NoReturn:
+        """What FastAPI asks of a dependency: it meets this name where Depends(...) was left out."""
+        raise AttributeError("a limit is no dependency by itself: write Depends(rate_limit(...))")
+
+    @property
     def enabled(self) -> bool:
         return self._enabled
 
@@ -154,10 +161,14 @@ class RateLimit:
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
         limiters, cost = self.limit.limiters, self.limit.cost
         if judgement is None:
-            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state)
+            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, reads_body=True)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(judged)
-            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state)
+            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, reads_body=True)
+        if judgement.needs_body:
+            state.append(judgement)
+            judged, body = await _with_body(conn, judged)
+            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, body=body)
         if judgement.status:
             refused(state, judgement)
             _make_answerable(scope)
@@ -173,6 +184,23 @@ class RateLimit:
         if self._free is None:
             self._free = Limiter("; ".join(self.limiter.rules), enabled=False).hit("")
         return self._free
+
+
+async def _with_body(conn: HTTPConnection, scope: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    """The body for `form:` and `json:`, and the scope that describes it. FastAPI may have read the form by now: its
+    fields are written anew, in the type that they are then in."""
+    if not isinstance(conn, Request):
+        return scope, b""
+    form = getattr(conn, "_form", None)
+    if form is not None:
+        fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+        headers = [pair for pair in scope["headers"] if pair[0].lower() != b"content-type"]
+        headers.append((b"content-type", b"application/x-www-form-urlencoded"))
+        return {**scope, "headers": headers}, urlencode(fields).encode()
+    length = conn.headers.get("content-length", "")
+    if not hasattr(conn, "_body") and not (length.isascii() and length.isdigit() and int(length) < BODY_BYTES_MAX):
+        return scope, b""  # longer than is looked at, or nobody knows: what would stand there is missing
+    return scope, await conn.body()
 
 
 def _takes_connection(user: Callable[..., Any]) -> bool:
@@ -274,6 +302,7 @@ def install(
     clock: ManualClock | None = None,
     timeout: float = 0.05,
     user: UserOf | None = None,
+    plan: PlanOf | None = None,
 ) -> Gate | None:
     """Puts the limits' fields on every answer of the application: own responses, streams, errors, 422, mounted
     applications; and gives refusals one body everywhere. Call it before the first request.
@@ -281,13 +310,14 @@ def install(
     config, gate   also judge every request by this rules file, inside the application's other middleware, so that CORS
                    fields are on refusals and scope["user"] is known. The gate in force is returned.
     user           for that gate: callable(scope) -> the user's id or None
+    plan           likewise: callable(scope) -> the name of the client's plan or None
     """
     if app.middleware_stack is not None:
         raise RuntimeError("install(app) comes before the application's first request")
     if gate is None and config is not None:
         gate = Gate(config, store=store, clock=clock, timeout=timeout)
     if gate is not None:
-        app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user))
+        app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user, plan=plan))
     app.exception_handlers.setdefault(RateLimited, _answer)
     build = app.build_middleware_stack
     if not isinstance(build, _Build):

@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, Needs, user_text
-from tidegate._request_state import RequestState, message_of, refused
+from tidegate._request_state import BODY_BYTES_MAX, RequestState, message_of, refused, settle
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -80,6 +80,7 @@ def _state_of(actual: Request) -> RequestState:
 
 def _add_fields(state: RequestState, response: Response) -> Response:
     if state:
+        settle(state, response.status_code, list(response.headers))
         for name, value in shown(state).fields_text:
             # The body may be an error handler's own by now, and its type with it.
             if name != "Content-Type":
@@ -125,7 +126,8 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
     if environ.get("REQUEST_METHOD") == "HEAD":
         # Flask answers HEAD with the view of GET: the same work, so the same count.
         environ = {**environ, "REQUEST_METHOD": "GET"}
-    return judge_wsgi(
+    judged = functools.partial(
+        judge_wsgi,
         limit.limiters,
         environ,
         route=_template(actual) if limit.needs_route else None,
@@ -133,6 +135,19 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
         cost=limit.cost,
         prior=state,
     )
+    return _with_body(judged, actual, state)
+
+
+def _with_body(judged: Callable[..., Judgement], actual: Request, state: RequestState) -> Judgement:
+    """Judges, and once more with the body where `form:` or `json:` asks for it."""
+    judgement = judged(reads_body=True)
+    if not judgement.needs_body:
+        return judgement
+    state.append(judgement)
+    length = actual.content_length
+    # Read at once and kept by werkzeug: the view finds it as if nobody had looked.
+    known = length is not None and length < BODY_BYTES_MAX
+    return judged(body=actual.get_data(cache=True, parse_form_data=False) if known else b"")
 
 
 def _settle(judgement: Judgement, state: RequestState) -> None:
@@ -293,6 +308,7 @@ class Tidegate:
               otherwise ("ip+route": each route by itself)
     by, name, cost, user, store, clock, ...   as for rate_limit; store and clock hold for the rules file too
     config, gate   the rules file, or a Gate to share: its policies are judged for every request
+    plan      callable() -> the name of the client's plan or None, for policies with `plans`
 
     Several objects may guard one application: every one of them is asked.
     """
@@ -309,6 +325,7 @@ class Tidegate:
         algorithm: str | None = None,
         cost: int = 1,
         user: Callable[[], User | Awaitable[User]] | None = None,
+        plan: Callable[[], str | None | Awaitable[str | None]] | None = None,
         config: str | None = None,
         gate: Gate | None = None,
         store: str | None = None,
@@ -337,6 +354,7 @@ class Tidegate:
                 on_full=on_full, missing_identity=missing_identity, timeout=timeout, enabled=enabled, scoped=False,
             )  # fmt: skip
         self._user = user
+        self._plan = plan
         self._exempt_blueprints: list[Blueprint] = []
         if app is not None:
             self.init_app(app)
@@ -369,7 +387,11 @@ class Tidegate:
                 self._needs = Needs(self.gate)
             # Who is signed in may take a look into a database: only where a policy asks.
             user = _user_of(self._user) if self._needs.user else None
-            _settle(self.gate.judge_wsgi(actual.environ, route=_template(actual), user=user, prior=state), state)
+            plan = None if self._plan is None else _user_of(self._plan)
+            judged = functools.partial(
+                self.gate.judge_wsgi, actual.environ, route=_template(actual), user=user, plan=plan, prior=state
+            )
+            _settle(_with_body(judged, actual, state), state)
         if self.limit is not None:
             _settle(_judge(self.limit, self._user, actual, state), state)
         return None

@@ -447,6 +447,11 @@ def test_the_raw_uri_is_taken_where_there_is_one(key: str) -> None:
     assert same_wsgi("path", environ(**{key: ""}, PATH_INFO="/x"), environ(PATH_INFO="/x"))
 
 
+@pytest.mark.parametrize("sent", ["ftp://host/x", "a+b-c.9://host/x", "HTTPS:///x", "x:/x", "\x01/x", "/\tx", "x", "? /x"])
+def test_what_was_served_is_what_is_judged_however_its_target_was_written(sent: str) -> None:
+    assert same_wsgi("path", environ(PATH_INFO="/x", RAW_URI="/x"), environ(PATH_INFO="/x", RAW_URI=sent))
+
+
 def test_the_path_is_the_mount_and_the_rest() -> None:
     assert same_wsgi("path", environ(SCRIPT_NAME="/app", PATH_INFO="/x%y"), environ(RAW_URI="/app/x%25y"))
     assert same_wsgi("path", environ(PATH_INFO="/\xc3\xa9"), environ(RAW_URI="/%C3%A9"))

@@ -354,9 +354,10 @@ def test_a_timeout_out_of_bounds_is_a_value_error(timeout: float) -> None:
         limiter(timeout=timeout)
 
 
-def test_a_redis_store_is_said_to_be_missing_from_this_version() -> None:
+@pytest.mark.parametrize("kind", ["rediss", "redis+cluster", "tiered+redis"])
+def test_a_store_that_this_version_lacks_is_said_to_be_missing(kind: str) -> None:
     with pytest.raises(Error) as caught:
-        limiter(store="redis://127.0.0.1")
+        limiter(store=f"{kind}://127.0.0.1")
     assert caught.value.code == "TG_E_UNSUPPORTED"
 
 

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#define TG_TABLE_LAYOUT 1u /* part of the file's name: another layout is another file */
+#define TG_TABLE_LAYOUT 2u /* part of the file's name: another layout is another file */
 #define TG_TABLE_LOCK_KIND 1u
 #define TG_TABLE_BYTE_ORDER 0x01020304u
 #define TG_TABLE_HEADER_BYTES 4096u
@@ -184,5 +184,59 @@ _Static_assert(offsetof(tg_header_page, time_namespace) == 104, "layout");
 _Static_assert(offsetof(tg_header_page, utc_offset_us) == 112, "layout");
 _Static_assert(offsetof(tg_header_page, timeouts) == 120, "layout");
 _Static_assert(sizeof(tg_header_page) <= TG_TABLE_HEADER_BYTES, "layout");
+
+/* ---- the side: what operators read and write, at the end of a table with room for it ---- */
+
+#define TG_SIDE_TABLE_BYTES_MIN (UINT64_C(1) << 20) /* a smaller table has no side */
+#define TG_METRIC_SHARDS 8u
+#define TG_METRIC_SLOTS 128u
+#define TG_METRIC_COUNTERS 8u
+#define TG_LATENCY_BUCKETS 15u
+#define TG_OVERRIDE_SLOTS 64u
+
+/* Whose counters these are. Claimed once, never given up: a name is written between `state` 1 and 2, and who dies between
+ * costs one slot. */
+typedef struct tg_metric_slot {
+    char space[TG_NAME_BYTES_MAX]; /* padded with zeros */
+    char name[TG_NAME_BYTES_MAX];
+    _Atomic uint32_t state;        /* 0: free, 1: being written, 2: stands */
+    uint32_t zero[3];
+} tg_metric_slot;
+
+/* One line for each slot in each shard: threads of different shards never write the same line. */
+typedef struct tg_metric_line {
+    _Alignas(64) _Atomic uint64_t counters[TG_METRIC_COUNTERS]; /* by tg_metric */
+} tg_metric_line;
+
+/* What an operator has set while everything runs. */
+typedef struct tg_override_slot {
+    _Atomic uint32_t state; /* 0: free, 1: being written, 2: stands */
+    uint32_t kind;          /* tg_override_kind */
+    uint64_t until_us;      /* the table's clock */
+    char space[TG_NAME_BYTES_MAX];
+    char policy[TG_NAME_BYTES_MAX];
+    uint8_t identity[16];   /* BLAKE2b-128 of the joint identity; all zero: everybody */
+    char rules[96];         /* rule texts, ended by a NUL */
+    char shown[112];        /* the identity as people may see it */
+    uint64_t zero;
+} tg_override_slot;
+
+typedef struct tg_side {
+    _Alignas(64) _Atomic uint64_t overrides_version; /* 0: there was never any */
+    _Alignas(64) _Atomic uint64_t latency[TG_LATENCY_BUCKETS]; /* how many measured decisions took how long */
+    _Atomic uint64_t latency_sum_ns;
+    tg_metric_slot slots[TG_METRIC_SLOTS];
+    tg_metric_line lines[TG_METRIC_SHARDS][TG_METRIC_SLOTS];
+    tg_override_slot overrides[TG_OVERRIDE_SLOTS];
+} tg_side;
+
+#define TG_SIDE_BYTES UINT64_C(110592) /* whole pages of 4 KiB */
+
+_Static_assert(sizeof(tg_metric_slot) == 144 && offsetof(tg_metric_slot, state) == 128, "layout");
+_Static_assert(sizeof(tg_metric_line) == 64, "layout");
+_Static_assert(sizeof(tg_override_slot) == 376 && offsetof(tg_override_slot, identity) == 144, "layout");
+_Static_assert(offsetof(tg_side, latency) == 64 && offsetof(tg_side, slots) == 192, "layout");
+_Static_assert(offsetof(tg_side, lines) == 18624 && offsetof(tg_side, overrides) == 84160, "layout");
+_Static_assert(sizeof(tg_side) <= TG_SIDE_BYTES, "layout");
 
 #endif

@@ -229,7 +229,8 @@ tg__map_geometry(tg_map *map, uint64_t bytes)
     uint32_t segments = 1;
     while (segments < TG_TABLE_SEGMENTS_MAX && bytes / (segments * 2) >= TG_TABLE_SEGMENT_BYTES_MIN)
         segments *= 2;
-    const uint64_t lines = (bytes - TG_TABLE_HEADER_BYTES) / segments / 64;
+    const uint64_t side = bytes >= TG_SIDE_TABLE_BYTES_MIN ? TG_SIDE_BYTES : 0;
+    const uint64_t lines = (bytes - TG_TABLE_HEADER_BYTES - side) / segments / 64;
     const uint64_t body = lines - sizeof(tg_segment) / 64;
     const uint64_t entries = body / 2;
     const uint64_t sets = entries / TG_SET_ENTRIES;

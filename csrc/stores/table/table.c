@@ -981,6 +981,7 @@ table_close(tg_store *store)
         map = older;
     }
     tg__place_close(&table->place);
+    tg__metrics_close(table);
     free(table);
 }
 
@@ -992,6 +993,10 @@ static const tg_store_ops table_ops = {
     .utc_offset_us = table_utc_offset_us,
     .stats = tg__table_stats,
     .close = table_close,
+    .metric_name = tg__table_metric_name,
+    .metric_line = tg__table_metric_line,
+    .latency_add = tg__table_latency_add,
+    .metrics = tg__table_metrics,
 };
 
 tg_status

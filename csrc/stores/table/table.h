@@ -36,6 +36,13 @@ tg__map_header(const tg_map *map)
     return (tg_header_page *)(void *)map->base;
 }
 
+/* NULL: the table is too small to have one. */
+static inline tg_side *
+tg__map_side(const tg_map *map)
+{
+    return map->bytes >= TG_SIDE_TABLE_BYTES_MIN ? (tg_side *)(void *)(map->base + (map->bytes - TG_SIDE_BYTES)) : NULL;
+}
+
 /* One segment, with bounds. */
 typedef struct tg_area {
     tg_segment *segment;
@@ -194,6 +201,7 @@ typedef struct tg_table {
     _Atomic uint64_t check_at_us;
     _Atomic uint64_t checking; /* the process (tg__lock_self) one of whose threads is in the once-a-second check */
     _Atomic bool crowded;      /* since the last check something was forgotten or had no room */
+    struct tg_metric_names *_Atomic metric_names; /* metrics.c */
     bool told_full;            /* only used inside the check */
     bool told_lost;
 } tg_table;
@@ -223,5 +231,16 @@ void tg__table_check(tg_table *table, uint64_t real_us);
 void tg__table_follow_utc(const tg_map *map);
 tg_status tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error);
 tg_status tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
+
+/* ---- metrics.c: counters for the operator ---- */
+
+const tg_metric_name *tg__table_metric_name(tg_store *store, const char *space, const char *name);
+_Atomic uint64_t *tg__table_metric_line(tg_store *store, const tg_metric_name *name);
+void tg__table_latency_add(tg_store *store, uint64_t latency_ns);
+tg_status tg__table_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
+                            tg_latency_metrics *latency, tg_error *error);
+/* Before another mapping comes into force: finds the names' slots in it. */
+void tg__metrics_follow(tg_table *table, const tg_map *map);
+void tg__metrics_close(tg_table *table);
 
 #endif

@@ -29,7 +29,7 @@ whatever_reaches_one_handler_is_one_path(void **unused)
         { "/%2e%2E/login", "/login" },
         { "/a/%2e./login", "/login" },
         { "login", "/login" },
-        { "http://shop.example/login", "/login" },
+        { "http://shop.example/login", "/login" }, { "ftp://x/login", "/login" }, { "a+1:/login", "/a+1:/login" },
         { "HTTPS://shop.example:443/login?x", "/login" },
         { "/a%2Flogin", "/a/login" }, /* servers route it so */
         { "/a%2F%2flogin%2f", "/a/login" },

@@ -1,0 +1,817 @@
+/* The client that does not wait. hiredis' own asynchronous context is not used: it raises SIGPIPE, has no deadline
+ * per call before 1.0 and fails every call with the first that is late after that, and its layout differs with each
+ * version. Its reply reader is.
+ *
+ * Life of a call: *waiting* until there is a greeted connection, then its words are in `out` and it stands in the
+ * *queue* of replies to come. It is *finished* when its `done` has been called or it was cancelled; what stands in
+ * the queue stays there, finished or not, until its reply has come, for replies come in the order of the calls.
+ *
+ * Must not enter: what replies mean; that is said where it is for calls that wait. */
+#include "stores/redis/async.h"
+#include "stores/redis/redis.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#define FLUSH_EVERY 16 /* calls: the server then works on these while the next are written */
+#define READ_BYTES 32768
+#define WAKE_NEVER UINT64_MAX
+
+/* What a call hears that ends before its beginning has returned: its caller is told by that, not by `done`. */
+typedef struct tg_begun {
+    bool failed;
+    tg_error error;
+} tg_begun;
+
+struct tg_async_call {
+    tg_async_call *queue_next; /* in `waiting` or in `queue` */
+    tg_async_call *live_before, *live_next; /* until finished; in the order of deadlines */
+    tg_op op;
+    const tg_target *targets;
+    size_t target_count;
+    tg_result *results;
+    tg_async_done *done;
+    void *data;
+    uint64_t deadline_us;
+    uint64_t manual_now_us;
+    bool finished, probe, whole; /* whole: its words hold the script's text */
+    tg_begun *beginning; /* while its tg__async_begin has not returned */
+    uint8_t repeats; /* after NOSCRIPT, or on another connection when nothing had gone out */
+    tg_call plan;
+};
+
+typedef enum tg_async_state {
+    STATE_ASLEEP, /* no connection, and nobody who needs one */
+    STATE_LOOKUP,
+    STATE_CONNECTING,
+    STATE_GREETING,
+    STATE_READY
+} tg_async_state;
+
+typedef struct tg_queue {
+    tg_async_call *first, **last;
+    size_t count;
+} tg_queue;
+
+struct tg_async {
+    tg_redis_store *store;
+    tg_async_loop loop;
+    unsigned generation; /* of the process, see tg__fork_generation */
+    tg_async_state state;
+    tg_redis_wire wire;
+    tg_lookup *lookup;
+    struct addrinfo *addresses, *address; /* all of the name's, and the one being tried */
+    tg_greeting greeting;
+    uint64_t connects_until_us;
+
+    int watched_fd; /* -1: none */
+    bool watches_write;
+
+    tg_queue waiting, queue;
+    tg_async_call *live_first, *live_last;
+    tg_async_call *spare; /* finished ones, for reuse */
+    size_t pending;       /* in waiting and queue */
+    size_t gone_out;      /* of the queue, from its front: some or all of their words were sent */
+    unsigned texts_under_way[TG__SCRIPTS]; /* in the queue: an EVALSHA behind one finds its script */
+
+    char *out;
+    size_t out_length, out_sent, out_room;
+    unsigned unflushed;
+    bool flush_asked;
+    uint64_t wakes_at_us;
+
+    unsigned depth; /* of calls into the client: it is freed at the outermost */
+    bool closing;
+};
+
+/* ---- queues ---- */
+
+static void
+queue_init(tg_queue *queue)
+{
+    *queue = (tg_queue){ .first = NULL };
+    queue->last = &queue->first;
+}
+
+static void
+queue_put(tg_queue *queue, tg_async_call *call)
+{
+    call->queue_next = NULL;
+    *queue->last = call;
+    queue->last = &call->queue_next;
+    queue->count++;
+}
+
+static tg_async_call *
+queue_take(tg_queue *queue)
+{
+    tg_async_call *call = queue->first;
+    if (!call)
+        return NULL;
+    queue->first = call->queue_next;
+    if (!queue->first)
+        queue->last = &queue->first;
+    queue->count--;
+    return call;
+}
+
+/* The calls of `queue` come before those of `to`. */
+static void
+queue_prepend(tg_queue *to, tg_queue *queue)
+{
+    if (!queue->first)
+        return;
+    *queue->last = to->first;
+    if (!to->first)
+        to->last = queue->last;
+    to->first = queue->first;
+    to->count += queue->count;
+    queue_init(queue);
+}
+
+static void
+live_add(tg_async *client, tg_async_call *call)
+{
+    call->live_before = client->live_last;
+    call->live_next = NULL;
+    *(client->live_last ? &client->live_last->live_next : &client->live_first) = call;
+    client->live_last = call;
+}
+
+static void
+live_remove(tg_async *client, tg_async_call *call)
+{
+    *(call->live_before ? &call->live_before->live_next : &client->live_first) = call->live_next;
+    *(call->live_next ? &call->live_next->live_before : &client->live_last) = call->live_before;
+}
+
+/* It stands in no queue any more. */
+static void
+release(tg_async *client, tg_async_call *call)
+{
+    call->queue_next = client->spare;
+    client->spare = call;
+    client->pending--;
+}
+
+/* ---- the client's life ---- */
+
+static void
+enter(tg_async *client)
+{
+    client->depth++;
+}
+
+static void
+dispose(tg_async *client)
+{
+    for (tg_async_call *call = client->spare, *next; call; call = next) {
+        next = call->queue_next;
+        free(call);
+    }
+    free(client->out);
+    explicit_bzero(&client->wire.keyring, sizeof client->wire.keyring);
+    tg_store_close(&client->store->base);
+    free(client);
+}
+
+static void
+leave(tg_async *client)
+{
+    if (--client->depth == 0 && client->closing)
+        dispose(client);
+}
+
+/* Nothing may follow that trusts the client's state: `done` may have changed all of it, though never freed it. */
+static void
+finish(tg_async *client, tg_async_call *call, tg_trouble trouble, tg_error *error)
+{
+    if (call->finished)
+        return;
+    call->finished = true;
+    live_remove(client, call);
+    const tg_status status = tg__redis_conclude(client->store, trouble, call->probe, error);
+    call->probe = false;
+    if (call->beginning) {
+        call->beginning->failed = true; /* no call ends well before its reply could come */
+        call->beginning->error = *error;
+        return;
+    }
+    call->done(call->data, status, error);
+}
+
+/* ---- what the loop is asked for ---- */
+
+static void
+watch(tg_async *client, int fd, bool writable)
+{
+    if (fd == client->watched_fd && (fd == -1 || writable == client->watches_write))
+        return;
+    if (client->watched_fd != -1 && fd != client->watched_fd)
+        client->loop.watch(client->loop.data, client->watched_fd, false, false);
+    client->watched_fd = fd;
+    client->watches_write = writable;
+    if (fd != -1)
+        client->loop.watch(client->loop.data, fd, true, writable);
+}
+
+/* One timer, for the earliest deadline. Not moved for every call: it goes off, finds nothing late, and is set again. */
+static void
+set_timer(tg_async *client)
+{
+    uint64_t at_us = client->live_first ? client->live_first->deadline_us : WAKE_NEVER;
+    if (client->state > STATE_ASLEEP && client->state < STATE_READY && client->connects_until_us < at_us)
+        at_us = client->connects_until_us;
+    if (at_us == WAKE_NEVER || client->wakes_at_us <= at_us)
+        return;
+    client->wakes_at_us = at_us;
+    const uint64_t now_us = tg__monotonic_us();
+    client->loop.wake(client->loop.data, at_us > now_us ? at_us - now_us : 0);
+}
+
+/* ---- losing the connection ---- */
+
+static void
+drop_connection(tg_async *client)
+{
+    watch(client, -1, false); /* before the number can be another's */
+    tg__wire_close(&client->wire);
+    tg__lookup_give_up(client->lookup);
+    client->lookup = NULL;
+    if (client->addresses)
+        freeaddrinfo(client->addresses);
+    client->addresses = client->address = NULL;
+    tg__greeting_end(&client->greeting);
+    client->state = STATE_ASLEEP;
+    client->out_length = client->out_sent = 0;
+    client->unflushed = 0;
+    client->gone_out = 0;
+    memset(client->texts_under_way, 0, sizeof client->texts_under_way);
+}
+
+static void connect_for_waiting(tg_async *client);
+
+/* Those in the queue will get no reply. With `unsent` not one byte of theirs has gone out: they wait for another
+ * connection, once, as a call that waits does. */
+static void
+lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, bool unsent)
+{
+    tg_queue lost = client->queue, kept;
+    if (lost.count == 0)
+        queue_init(&lost);
+    queue_init(&client->queue);
+    queue_init(&kept);
+    const bool was_ready = client->state == STATE_READY;
+    drop_connection(client);
+    if (!was_ready) /* no connection came about: those who wait for one hear why */
+        queue_prepend(&lost, &client->waiting);
+    for (tg_async_call *call; (call = queue_take(&lost));) {
+        if (!call->finished && unsent && was_ready && call->repeats == 0) {
+            call->repeats++;
+            queue_put(&kept, call);
+            continue;
+        }
+        tg_error told = *error;
+        finish(client, call, trouble, &told);
+        release(client, call);
+    }
+    while (client->closing && kept.first) { /* a `done` has closed it */
+        tg_async_call *call = queue_take(&kept);
+        tg_error told = *error;
+        finish(client, call, trouble, &told);
+        release(client, call);
+    }
+    if (client->closing)
+        return;
+    queue_prepend(&client->waiting, &kept);
+    if (client->state == STATE_ASLEEP)
+        connect_for_waiting(client);
+}
+
+/* ---- sending ---- */
+
+static bool
+make_room(tg_async *client, size_t bytes)
+{
+    if (client->out_sent > 0 && client->out_sent == client->out_length)
+        client->out_length = client->out_sent = 0;
+    if (bytes <= client->out_room - client->out_length)
+        return true;
+    size_t room = client->out_room ? client->out_room : 65536;
+    while (room - client->out_length < bytes)
+        room *= 2;
+    char *moved = realloc(client->out, room);
+    if (!moved)
+        return false;
+    client->out = moved;
+    client->out_room = room;
+    return true;
+}
+
+static void
+flush(tg_async *client)
+{
+    client->unflushed = 0;
+    while (client->out_sent < client->out_length) {
+        const ssize_t sent = send(atomic_load(&client->wire.fd), client->out + client->out_sent,
+                                  client->out_length - client->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            client->out_sent += (size_t)sent;
+            if (client->state == STATE_READY)
+                client->gone_out = client->queue.count;
+            continue;
+        }
+        if (sent == -1 && errno == EINTR)
+            continue;
+        if (sent == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            watch(client, client->watched_fd, true);
+            return;
+        }
+        tg_error error;
+        tg__error_system(&error, TG_E_STORE, errno, "redis: send");
+        lose_connection(client, TG__TROUBLE_LINK, &error, client->gone_out == 0);
+        return;
+    }
+    client->out_length = client->out_sent = 0;
+    watch(client, client->watched_fd, false);
+}
+
+/* Puts the call's words behind those of the others. false: no memory; it is finished. */
+static bool
+put_call(tg_async *client, tg_async_call *call, bool whole)
+{
+    const tg_script script = tg__call_script(&call->plan, call->op);
+    const tg_text text = whole ? tg__redis_script(script) : (tg_text){ NULL, 0 };
+    if (!make_room(client, TG__CALL_BYTES_MAX + text.length)) {
+        tg_error error;
+        tg__error(&error, TG_E_NOMEM, "redis: room for a call");
+        finish(client, call, TG__TROUBLE_REFUSED, &error);
+        return false;
+    }
+    tg_resp resp = { .data = client->out, .length = client->out_length, .size = client->out_room };
+    tg__call_head(&resp, client->store, &call->plan, call->op, whole);
+    if (whole) {
+        memcpy(resp.data + resp.length, text.data, text.length); /* there is room: see make_room */
+        memcpy(resp.data + resp.length + text.length, "\r\n", 2);
+        resp.length += text.length + 2;
+        client->texts_under_way[script]++;
+    }
+    call->whole = whole;
+    tg__call_arguments(&resp, client->store, &client->wire.keyring, call->op, &call->plan, call->targets,
+                       call->target_count, call->manual_now_us);
+    client->out_length = resp.length;
+    queue_put(&client->queue, call);
+    client->unflushed++;
+    return true;
+}
+
+static void
+flush_now_or_later(tg_async *client)
+{
+    if (client->unflushed >= FLUSH_EVERY) {
+        flush(client);
+    } else if (client->unflushed > 0 && !client->flush_asked) {
+        client->flush_asked = true;
+        client->loop.flush(client->loop.data);
+    }
+}
+
+static void
+send_waiting(tg_async *client)
+{
+    while (client->state == STATE_READY && client->waiting.first) {
+        tg_async_call *call = queue_take(&client->waiting);
+        if (call->finished || !put_call(client, call, false))
+            release(client, call);
+    }
+    if (client->state == STATE_READY)
+        flush(client);
+}
+
+/* ---- connecting ---- */
+
+static void
+greet(tg_async *client)
+{
+    tg_error error;
+    client->state = STATE_GREETING;
+    client->wire.reader = redisReaderCreate();
+    tg_trouble trouble = TG__TROUBLE_LINK;
+    if (!client->wire.reader)
+        tg__error(&error, TG_E_NOMEM, "redis: a reply reader");
+    else
+        trouble = tg__greeting_begin(client->store, &client->wire, &client->greeting, &error);
+    if (trouble == TG__TROUBLE_NONE && !make_room(client, client->greeting.resp.length)) {
+        tg__error(&error, TG_E_NOMEM, "redis: room for a greeting");
+        trouble = TG__TROUBLE_LINK;
+    }
+    if (trouble != TG__TROUBLE_NONE) {
+        lose_connection(client, trouble, &error, false);
+        return;
+    }
+    memcpy(client->out, client->greeting.resp.data, client->greeting.resp.length);
+    client->out_length = client->greeting.resp.length;
+    watch(client, atomic_load(&client->wire.fd), false);
+    flush(client);
+}
+
+/* The next address, until one can be tried. */
+static void
+connect_on(tg_async *client, tg_trouble trouble, tg_error *error)
+{
+    bool connecting = false;
+    for (bool first = true; trouble != TG__TROUBLE_NONE || first; first = false) {
+        if (trouble != TG__TROUBLE_NONE) {
+            watch(client, -1, false);
+            tg__wire_close(&client->wire);
+            client->address = client->address ? client->address->ai_next : NULL;
+            if (!client->address) {
+                lose_connection(client, trouble, error, false);
+                return;
+            }
+        }
+        trouble = tg__wire_connect_begin(&client->wire, &client->store->address, client->address, &connecting, error);
+    }
+    if (!connecting) {
+        greet(client);
+        return;
+    }
+    client->state = STATE_CONNECTING;
+    watch(client, atomic_load(&client->wire.fd), true);
+}
+
+static void
+connect_for_waiting(tg_async *client)
+{
+    while (client->waiting.first && client->waiting.first->finished)
+        release(client, queue_take(&client->waiting));
+    if (!client->waiting.first || client->state != STATE_ASLEEP)
+        return;
+    tg_error error;
+    client->connects_until_us = tg__monotonic_us() + client->store->timeout_us;
+    const tg_trouble trouble =
+        tg__lookup_begin(&client->store->address, client->connects_until_us, &client->lookup, &client->addresses,
+                         &error);
+    client->state = STATE_LOOKUP;
+    if (trouble != TG__TROUBLE_NONE) {
+        lose_connection(client, trouble, &error, false);
+        return;
+    }
+    if (client->lookup) {
+        watch(client, tg__lookup_fd(client->lookup), false);
+        return;
+    }
+    client->address = client->addresses;
+    connect_on(client, TG__TROUBLE_NONE, &error);
+}
+
+/* ---- hearing ---- */
+
+static void
+hear_greeting(tg_async *client, const redisReply *reply)
+{
+    tg_error error;
+    const tg_trouble trouble = tg__greeting_hear(client->store, &client->wire, &client->greeting, reply, &error);
+    if (trouble != TG__TROUBLE_NONE) {
+        lose_connection(client, trouble, &error, false);
+        return;
+    }
+    if (client->greeting.at < client->greeting.count)
+        return;
+    tg__greeting_end(&client->greeting);
+    explicit_bzero(client->out, client->out_length); /* the password was in it */
+    client->state = STATE_READY;
+    send_waiting(client);
+}
+
+/* true: the connection is as it was. */
+static void
+hear_reply(tg_async *client, const redisReply *reply)
+{
+    tg_async_call *call = queue_take(&client->queue);
+    tg_error error;
+    if (!call) { /* unasked: "max number of clients reached", a shutdown's last words */
+        char explained[320];
+        const tg_trouble meant = tg__redis_trouble(reply->type == REDIS_REPLY_ERROR ? reply->str : "an unasked reply",
+                                                   explained, sizeof explained);
+        tg__error(&error, TG_E_STORE, "%s: %s", client->store->address.shown, explained);
+        lose_connection(client, meant, &error, false);
+        return;
+    }
+    if (client->gone_out > 0)
+        client->gone_out--;
+    const tg_script script = tg__call_script(&call->plan, call->op);
+    if (call->whole)
+        client->texts_under_way[script]--;
+    if (call->finished) {
+        release(client, call);
+        return;
+    }
+    if (reply->type != REDIS_REPLY_ERROR) {
+        const tg_trouble trouble = tg__redis_read(client->store, call->op, &call->plan, call->targets,
+                                                  call->target_count, reply, call->results, &error);
+        finish(client, call, trouble, &error);
+        release(client, call);
+        return;
+    }
+    /* Nothing ran, so repeating is safe. The text goes out with the first of all those that miss it. */
+    if (call->op != TG_OP_RESET && call->repeats < 3 && tg__redis_unknown_script(reply->str)) {
+        const bool whole = client->texts_under_way[script] == 0 || call->repeats == 2;
+        call->repeats = whole ? 3 : 2;
+        if (!put_call(client, call, whole))
+            release(client, call);
+        else
+            flush_now_or_later(client);
+        return;
+    }
+    char explained[320];
+    const tg_trouble meant = tg__redis_trouble(reply->str, explained, sizeof explained);
+    tg__error(&error, TG_E_STORE, "%s: %s", client->store->address.shown, explained);
+    const tg_error others = error;
+    finish(client, call, meant, &error);
+    release(client, call);
+    /* Those behind it would hear the same; a replica's connection leads nowhere. */
+    if (meant != TG__TROUBLE_REFUSED && client->state == STATE_READY)
+        lose_connection(client, meant, &others, false);
+}
+
+static void
+hear(tg_async *client)
+{
+    char bytes[READ_BYTES];
+    tg_error error;
+    ssize_t got;
+    do {
+        got = recv(atomic_load(&client->wire.fd), bytes, sizeof bytes, MSG_DONTWAIT);
+    } while (got == -1 && errno == EINTR);
+    if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return;
+    if (got <= 0) {
+        if (got == 0)
+            tg__error(&error, TG_E_STORE, "redis: the server closed the connection");
+        else
+            tg__error_system(&error, TG_E_STORE, errno, "redis: receive");
+        lose_connection(client, TG__TROUBLE_LINK, &error, client->gone_out == 0);
+        return;
+    }
+    redisReader *const reader = client->wire.reader;
+    if (redisReaderFeed(reader, bytes, (size_t)got) != REDIS_OK) {
+        tg__error(&error, TG_E_STORE, "redis: a reply could not be kept");
+        lose_connection(client, TG__TROUBLE_LINK, &error, false);
+        return;
+    }
+    while (client->wire.reader == reader) { /* else a reply has ended this connection */
+        void *reply = NULL;
+        if (redisReaderGetReply(reader, &reply) != REDIS_OK) {
+            tg__error(&error, TG_E_STORE, "redis: what came is no Redis reply (%s)", reader->errstr);
+            lose_connection(client, TG__TROUBLE_LINK, &error, false);
+            return;
+        }
+        if (!reply)
+            return;
+        if (client->state == STATE_GREETING)
+            hear_greeting(client, reply);
+        else
+            hear_reply(client, reply);
+        freeReplyObject(reply);
+    }
+}
+
+/* ---- called from outside ---- */
+
+static bool
+ours(const tg_async *client)
+{
+    return client->generation == tg__fork_generation();
+}
+
+tg_status
+tg__async_open(tg_store *store, const tg_async_loop *loop, tg_async **opened, tg_error *error)
+{
+    if (!tg__redis_is(store))
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s answers at once: it needs no loop", store->ops->name);
+    tg_async *client = calloc(1, sizeof *client);
+    if (!client)
+        return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *client);
+    tg__store_retain(store);
+    client->store = (tg_redis_store *)store;
+    client->loop = *loop;
+    client->generation = tg__fork_generation();
+    atomic_init(&client->wire.fd, -1);
+    client->watched_fd = -1;
+    client->wakes_at_us = WAKE_NEVER;
+    queue_init(&client->waiting);
+    queue_init(&client->queue);
+    *opened = client;
+    return TG_OK;
+}
+
+void
+tg__async_close(tg_async *client)
+{
+    if (!client || client->closing)
+        return;
+    enter(client);
+    client->closing = true;
+    if (ours(client)) {
+        tg_error error;
+        tg__error(&error, TG_E_STORE, "redis: the client was closed");
+        lose_connection(client, TG__TROUBLE_REFUSED, &error, false);
+        tg_queue waiting = client->waiting;
+        if (waiting.count == 0)
+            queue_init(&waiting);
+        queue_init(&client->waiting);
+        for (tg_async_call *call; (call = queue_take(&waiting));) {
+            tg_error told = error;
+            finish(client, call, TG__TROUBLE_REFUSED, &told);
+            release(client, call);
+        }
+        if (client->wakes_at_us != WAKE_NEVER)
+            client->loop.wake(client->loop.data, UINT64_MAX);
+    } else {
+        /* The loop is the parent's copy; the connection is only let go of here. */
+        tg__wire_close(&client->wire);
+        for (tg_queue *queue = &client->waiting; queue; queue = queue == &client->waiting ? &client->queue : NULL)
+            for (tg_async_call *call; (call = queue_take(queue));)
+                release(client, call);
+        if (client->addresses)
+            freeaddrinfo(client->addresses);
+        tg__greeting_end(&client->greeting);
+    }
+    leave(client);
+}
+
+tg_status
+tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+                tg_async_done *done, void *data, tg_async_call **begun, tg_error *error)
+{
+    tg_redis_store *store = client->store;
+    *begun = NULL;
+    if (!ours(client) || client->closing)
+        return tg__error(error, TG_E_STORE, "redis: this client is %s",
+                         client->closing ? "closed" : "another process's");
+    tg_call plan;
+    tg__call_plan(&plan, op, targets, target_count);
+    if (tg__call_answer_alone(&plan, op, target_count, results))
+        return TG_OK;
+    const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
+    if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond the year 2235 cannot be told to Redis");
+    if (client->pending >= TG__ASYNC_PENDING_MAX)
+        return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", store->address.shown,
+                         TG__ASYNC_PENDING_MAX);
+    tg_async_call *call = client->spare;
+    if (call)
+        client->spare = call->queue_next;
+    else if (!(call = malloc(sizeof *call)))
+        return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *call);
+    bool probe;
+    if (!tg__breaker_passes(store, &probe)) {
+        call->queue_next = client->spare;
+        client->spare = call;
+        return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
+    }
+    tg_begun beginning = { .failed = false };
+    *call = (tg_async_call){
+        .beginning = &beginning,
+        .op = op,
+        .targets = targets,
+        .target_count = target_count,
+        .results = results,
+        .done = done,
+        .data = data,
+        .deadline_us = tg__monotonic_us() + store->timeout_us,
+        .manual_now_us = manual_now_us,
+        .probe = probe,
+        .plan = plan,
+    };
+    enter(client);
+    client->pending++;
+    live_add(client, call);
+    if (client->state == STATE_READY) {
+        if (!put_call(client, call, false))
+            release(client, call);
+        else
+            flush_now_or_later(client);
+    } else {
+        queue_put(&client->waiting, call);
+        connect_for_waiting(client);
+    }
+    if (!beginning.failed) {
+        call->beginning = NULL;
+        *begun = call;
+    }
+    if (!client->closing)
+        set_timer(client);
+    leave(client);
+    if (beginning.failed && error)
+        *error = beginning.error;
+    return beginning.failed ? beginning.error.status : TG_OK;
+}
+
+void
+tg__async_cancel(tg_async *client, tg_async_call *call)
+{
+    if (call->finished)
+        return;
+    call->finished = true;
+    live_remove(client, call);
+    if (call->probe) /* nobody will hear how it ended: let another find out */
+        atomic_store(&client->store->probing, false);
+    call->probe = false;
+}
+
+void
+tg__async_ready(tg_async *client, bool readable, bool writable)
+{
+    if (!ours(client) || client->closing)
+        return;
+    enter(client);
+    tg_error error;
+    switch (client->state) {
+    case STATE_ASLEEP:
+        break;
+    case STATE_LOOKUP: {
+        tg_lookup *lookup = client->lookup;
+        client->lookup = NULL;
+        watch(client, -1, false);
+        const tg_trouble trouble = tg__lookup_end(lookup, &client->store->address, &client->addresses, &error);
+        if (trouble != TG__TROUBLE_NONE) {
+            lose_connection(client, trouble, &error, false);
+            break;
+        }
+        client->address = client->addresses;
+        connect_on(client, TG__TROUBLE_NONE, &error);
+        break;
+    }
+    case STATE_CONNECTING: {
+        const tg_trouble trouble = tg__wire_connect_end(&client->wire, &client->store->address, &error);
+        if (trouble == TG__TROUBLE_NONE)
+            greet(client);
+        else
+            connect_on(client, trouble, &error);
+        break;
+    }
+    default:
+        if (writable && client->watches_write)
+            flush(client);
+        if (readable && client->state >= STATE_GREETING)
+            hear(client);
+    }
+    if (!client->closing)
+        set_timer(client);
+    leave(client);
+}
+
+void
+tg__async_flush(tg_async *client)
+{
+    client->flush_asked = false;
+    if (!ours(client) || client->closing)
+        return;
+    enter(client);
+    if (client->state == STATE_READY && client->out_length > client->out_sent && !client->watches_write)
+        flush(client);
+    if (!client->closing)
+        set_timer(client);
+    leave(client);
+}
+
+void
+tg__async_wake(tg_async *client)
+{
+    client->wakes_at_us = WAKE_NEVER;
+    if (!ours(client) || client->closing)
+        return;
+    enter(client);
+    const uint64_t now_us = tg__monotonic_us();
+    bool late = false;
+    while (!client->closing && client->live_first && client->live_first->deadline_us <= now_us) {
+        tg_error error;
+        tg__error(&error, TG_E_STORE, "%s: no answer in time", client->store->address.shown);
+        late = true;
+        finish(client, client->live_first, TG__TROUBLE_TIMEOUT, &error);
+    }
+    if (client->closing) {
+        leave(client);
+        return;
+    }
+    tg_error error;
+    tg__error(&error, TG_E_STORE, "%s: no answer in time", client->store->address.shown);
+    if (client->state > STATE_ASLEEP && client->state < STATE_READY && client->connects_until_us <= now_us)
+        lose_connection(client, TG__TROUBLE_TIMEOUT, &error, false);
+    else if (late && client->state == STATE_READY && atomic_load(&client->store->asks_again_us) != 0)
+        /* Known not to answer: those behind need not wait for their own deadlines to hear it. */
+        lose_connection(client, TG__TROUBLE_TIMEOUT, &error, false);
+    if (!client->closing)
+        set_timer(client);
+    leave(client);
+}
+
+size_t
+tg__async_pending(const tg_async *client)
+{
+    return client->pending;
+}

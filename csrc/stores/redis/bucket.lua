@@ -1,0 +1,48 @@
+-- Token bucket (4) and leaky bucket (5). Value: whole units in the bucket, a rest in parts of 1/period, and when. Units
+-- that were used, not time owed: a changed limit or burst then finds what it needs, and nothing is rounded.
+local function bucket_at(key, now, rule)
+    local raw = call('GET', key)
+    if not raw then return { now = now, units = 0, rest = 0 }, '' end
+    local units, rest, at = unpack('<ddd', raw)
+    if now < at then now = at end -- a clock that goes back grants nothing
+    local period = rule.period
+    local over = (now - at) % period
+    local gone = (now - at - over) / period * rule.limit -- may lose digits, but only far above any number of units
+    if gone > units then return { now = now, units = 0, rest = 0 }, raw end
+    local more, part = divide(over, rule.limit, period)
+    units, rest = units - gone - more, rest - part
+    if rest < 0 then units, rest = units - 1, rest + period end
+    if units < 0 then units, rest = 0, 0 end
+    return { now = now, units = units, rest = rest }, raw
+end
+
+local function bucket_store(key, now, rule, at, units, rest)
+    local drained = (units * rule.period + rest) / rule.limit -- rounding is below the millisecond that expiry() adds
+    call('SET', key, pack('<ddd', units, rest, at), 'PX', expiry(at - now + drained))
+end
+
+local function bucket_look(key, now, rule)
+    local found, raw = bucket_at(key, now, rule)
+    local units, rest = found.units, found.rest
+    if rule.charged then
+        units = units - rule.cost
+        if units < 0 then units, rest = 0, 0 end
+    end
+    units = units + rule.cost
+    return rule.cost == 0 or units < rule.burst or units == rule.burst and rest == 0, found, raw
+end
+
+local function bucket_take(key, now, rule, found)
+    bucket_store(key, now, rule, found.now, found.units + rule.cost, found.rest)
+end
+
+local function bucket_give(key, now, rule)
+    local found = bucket_at(key, now, rule)
+    if found.units == 0 and found.rest == 0 then return end -- fresh: a state that may as well be gone learns no time
+    local units, rest = found.units - rule.cost, found.rest
+    if units < 0 then units, rest = 0, 0 end
+    bucket_store(key, now, rule, found.now, units, rest)
+end
+
+look[4], take[4], give[4] = bucket_look, bucket_take, bucket_give
+look[5], take[5], give[5] = bucket_look, bucket_take, bucket_give

@@ -1,0 +1,149 @@
+/* From targets to the words of a command.
+ * Must not enter: sockets, replies. */
+#include "stores/redis/redis.h"
+
+#include <stdio.h>
+
+#define DESCRIPTION_BYTES 52
+
+static bool
+same_counts(const tg_target *a, const tg_target *b)
+{
+    return memcmp(a->rule->scope, b->rule->scope, sizeof a->rule->scope) == 0 &&
+           (a->identity == b->identity ||
+            (a->identity->length == b->identity->length &&
+             memcmp(a->identity->bytes, b->identity->bytes, a->identity->length) == 0));
+}
+
+void
+tg__call_plan(tg_call *call, tg_op op, const tg_target *targets, size_t target_count)
+{
+    *call = (tg_call){ .key_count = 0 };
+    for (size_t i = 0; i < target_count; i++) {
+        call->first_of[i] = (uint8_t)i;
+        if (targets[i].rule->algorithm == TG_DENY) {
+            call->denied = true;
+            continue;
+        }
+        for (size_t j = 0; j < i; j++)
+            if (targets[j].rule->algorithm != TG_DENY && same_counts(&targets[i], &targets[j])) {
+                call->first_of[i] = (uint8_t)j;
+                break;
+            }
+        if (call->first_of[i] == i)
+            call->key_of[i] = (uint8_t)++call->key_count;
+        else if (op == TG_OP_REFUND)
+            continue; /* charged once, given back once */
+        else
+            call->key_of[i] = call->key_of[call->first_of[i]];
+        call->asked++;
+        call->algorithms |= 1u << targets[i].rule->algorithm;
+    }
+}
+
+static void
+put_keys(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, const tg_call *call,
+         const tg_target *targets, size_t target_count)
+{
+    char key[TG__REDIS_KEY_MAX];
+    const size_t prefix_length = strlen(keyring->prefix);
+    size_t identity_end = 0;
+    const tg_identity *written = NULL; /* whose text stands in `key`; targets of one identity come behind each other */
+    memcpy(key, keyring->prefix, prefix_length);
+    for (size_t i = 0; i < target_count; i++) {
+        if (call->key_of[i] == 0 || call->first_of[i] != i)
+            continue;
+        if (targets[i].identity != written) {
+            written = targets[i].identity;
+            identity_end = prefix_length + tg__redis_identity_text(keyring, written, key + prefix_length);
+            key[identity_end++] = '}';
+        }
+        const size_t suffix_length = tg__redis_names_suffix(store->names, targets[i].rule, key + identity_end);
+        tg__resp_bulk(resp, key, identity_end + suffix_length);
+    }
+}
+
+static uint8_t *
+put_number(uint8_t *at, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    for (unsigned i = 0; i < 8; i++)
+        *at++ = (uint8_t)(bits >> (8 * i));
+    return at;
+}
+
+/* What common.lua's rule_of() reads. */
+static void
+put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
+{
+    const tg_rule *rule = target->rule;
+    uint8_t bytes[DESCRIPTION_BYTES], *at = bytes;
+    *at++ = rule->algorithm;
+    *at++ = key;
+    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0));
+    at = put_number(at, (double)rule->limit);
+    at = put_number(at, (double)rule->burst);
+    at = put_number(at, (double)rule->period_us);
+    at = put_number(at, (double)target->cost);
+    at = put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (rule->aligned ? 1 : 0) : (double)rule->resolution_us);
+    *at++ = target->own;
+    /* Before 1970 a week's start is two's complement. */
+    put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us : (double)target->stamp_us);
+    tg__resp_bulk(resp, bytes, sizeof bytes);
+}
+
+void
+tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
+                   const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us)
+{
+    if (op == TG_OP_RESET) {
+        put_keys(resp, store, keyring, call, targets, target_count);
+        return;
+    }
+    char digits[8];
+    const int digit_count = snprintf(digits, sizeof digits, "%zu", call->key_count);
+    tg__resp_bulk(resp, digits, (size_t)digit_count);
+    put_keys(resp, store, keyring, call, targets, target_count);
+    uint8_t header[9];
+    *put_number(header, store->manual ? (double)manual_now_us : -1.0) = op == TG_OP_HIT && !call->denied ? 0 : 1;
+    tg__resp_bulk(resp, header, sizeof header);
+    for (size_t i = 0; i < target_count; i++)
+        if (call->key_of[i] != 0)
+            put_description(resp, &targets[i], call->key_of[i], call->first_of[i] != i);
+}
+
+void
+tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *call, tg_op op, bool whole)
+{
+    tg__resp_count(resp, '*', op == TG_OP_RESET ? 1 + call->key_count : 4 + call->key_count + call->asked);
+    if (op == TG_OP_RESET) {
+        tg__resp_bulk(resp, "DEL", 3);
+    } else if (whole) {
+        tg__resp_bulk(resp, "EVAL", 4);
+        tg__resp_count(resp, '$', tg__redis_script(tg__call_script(call, op)).length);
+    } else {
+        tg__resp_bulk(resp, "EVALSHA", 7);
+        tg__resp_bulk(resp, store->sha[tg__call_script(call, op)], 40);
+    }
+}
+
+tg_script
+tg__call_script(const tg_call *call, tg_op op)
+{
+    return op == TG_OP_REFUND ? TG__SCRIPT_REFUND : tg__redis_script_of(call->algorithms);
+}
+
+bool
+tg__call_answer_alone(const tg_call *call, tg_op op, size_t target_count, tg_result *results)
+{
+    if (call->asked > 0)
+        return false;
+    if (op == TG_OP_HIT || op == TG_OP_PEEK)
+        for (size_t i = 0; i < target_count; i++) {
+            results[i].allowed = results[i].charged = false;
+            results[i].remaining = results[i].reset_after_us = results[i].delay_us = results[i].stamp_us = 0;
+            results[i].retry_after_us = TG_NEVER;
+        }
+    return true;
+}

@@ -1,0 +1,60 @@
+-- What every script begins with. A script is this file, the algorithms it is asked for, and hit.lua or refund.lua
+-- behind them. Must not enter: tostring() on a number (it keeps 14 digits), a key that is not in KEYS, a write
+-- without an expiry.
+--
+-- Numbers are doubles, whole and below 2^53; the product of two of them may not be, see divide().
+if redis.replicate_commands then redis.replicate_commands() end
+local call, pack, unpack, floor, format = redis.call, struct.pack, struct.unpack, math.floor, string.format
+
+-- An algorithm adds its three functions under its number (tg_algorithm):
+--   look[a](key, now, rule) -> fits, found, raw   reads; what the client needs to know is `raw`
+--   take[a](key, now, rule, found)                writes; only after every rule of the call has been looked at
+--   give[a](key, now, rule)                       a refund
+local look, take, give = {}, {}, {}
+
+-- ARGV[1]: the time in microseconds under a manual clock, else below zero; then the kind of call.
+local now, op = unpack('<dB', ARGV[1])
+local manual = now >= 0
+if not manual then
+    local time = call('TIME')
+    now = time[1] * 1000000 + time[2]
+end
+
+-- How long a key may live, in milliseconds as text: until its state equals an absent one, rounded up. A manual clock
+-- and the server's own have nothing to do with each other: there it is a day.
+local function expiry(wait)
+    if manual then return '86400000' end
+    local ms = floor(wait / 1000) + 1
+    if ms > 9007199254740 then ms = 9007199254740 end
+    return format('%.0f', ms)
+end
+
+-- x * y modulo 2^52, for x and y below 2^52: in two limbs of 26 bits, so that no step reaches 2^53.
+local function low(x, y)
+    local x0, y0 = x % 67108864, y % 67108864
+    local cross = (x - x0) / 67108864 * y0 % 67108864 + x0 * ((y - y0) / 67108864) % 67108864
+    return (x0 * y0 + cross % 67108864 * 67108864) % 4503599627370496
+end
+
+-- x * y / z as whole quotient and rest, exact, for a quotient below 2^50 and z below 2^50. The quotient in doubles is
+-- at most one off; the true rest then lies within two z of zero, and its low 52 bits tell it.
+local function divide(x, y, z)
+    local product = x * y
+    if product < 9007199254740992 then
+        local rest = product % z
+        return (product - rest) / z, rest
+    end
+    local quotient = floor(product / z)
+    local rest = (low(x, y) - low(quotient, z)) % 4503599627370496
+    if rest >= 2251799813685248 then rest = rest - 4503599627370496 end
+    if rest < 0 then return quotient - 1, rest + z end
+    if rest >= z then return quotient + 1, rest - z end
+    return quotient, rest
+end
+
+-- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged.
+local function rule_of(n)
+    local a, key, flags, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', ARGV[n + 1])
+    return { algorithm = a, key = key, charged = flags % 2 == 1, follows = flags >= 2, limit = limit,
+             burst = burst, period = period, cost = cost, option = option, own = own == 1, stamp = stamp }
+end

@@ -1,0 +1,44 @@
+-- Fixed window (1). Value: count, start, aligned or not. `option` is 1 for an aligned rule; the server's clock is
+-- UTC. A window of the other kind has ended: in other stores the two are read from clocks that lie decades apart.
+local function fixed_at(key, now, rule)
+    local raw = call('GET', key)
+    if not raw then return { now = now, count = 0 }, '' end
+    local count, start, kind = unpack('<ddB', raw)
+    if kind ~= rule.option then return { now = now, count = 0 }, raw end
+    if now < start then now = start end -- a clock that goes back grants nothing
+    if now - start < rule.period then return { now = now, count = count, start = start }, raw end
+    return { now = now, count = 0 }, raw
+end
+
+local function fixed_store(key, now, rule, count, start)
+    call('SET', key, pack('<ddB', count, start, rule.option), 'PX', expiry(start + rule.period - now))
+end
+
+look[1] = function(key, now, rule)
+    local found, raw = fixed_at(key, now, rule)
+    local count = found.count
+    if rule.charged then
+        count = count - rule.cost
+        if count < 0 then count = 0 end
+    end
+    return rule.cost == 0 or count + rule.cost <= rule.limit, found, raw
+end
+
+take[1] = function(key, now, rule, found)
+    local start = found.start
+    if not start then
+        start = found.now
+        if rule.option == 1 then -- weeks begin on Monday 5 January 1970
+            local phase = rule.period % 604800000000 == 0 and 345600000000 or 0
+            start = start - (start - phase) % rule.period
+        end
+    end
+    fixed_store(key, now, rule, found.count + rule.cost, start)
+end
+
+give[1] = function(key, now, rule)
+    local found = fixed_at(key, now, rule)
+    if not found.start or (rule.own and rule.stamp ~= found.start) or found.count == 0 then return end
+    local count = found.count - rule.cost
+    fixed_store(key, now, rule, count > 0 and count or 0, found.start)
+end

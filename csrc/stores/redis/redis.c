@@ -1,0 +1,316 @@
+/* redis:// and redis+unix://: one script call decides over all rules and identities of a decision. What happens when it
+ * cannot: never past the deadline, and hardly any time at all once it is known (the circuit breaker).
+ * Must not enter: what a rule means; RESP; sockets. */
+#include "stores/redis/redis.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define OPEN_DEADLINE_US UINT64_C(250000) /* a start is not held up longer by a Redis that is not there */
+
+static tg_redis_store *
+redis_of(tg_store *store)
+{
+    return (tg_redis_store *)store; /* base is its first member */
+}
+
+/* ---- one call ---- */
+
+/* EVALSHA, or EVAL with the whole text. One wire, one call under way. */
+static tg_trouble
+send_call(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, bool whole,
+          const tg_resp *arguments, uint64_t deadline_us, bool *unsent, tg_error *error)
+{
+    char head_bytes[128];
+    tg_resp head = { .data = head_bytes, .size = sizeof head_bytes };
+    tg__call_head(&head, store, call, op, whole);
+    struct iovec pieces[4] = { { head_bytes, head.length } };
+    int count = 1;
+    if (whole) {
+        const tg_text text = tg__redis_script(tg__call_script(call, op));
+        pieces[count++] = (struct iovec){ (void *)(uintptr_t)text.data, text.length };
+        pieces[count++] = (struct iovec){ (void *)(uintptr_t) "\r\n", 2 };
+    }
+    pieces[count++] = (struct iovec){ arguments->data, arguments->length };
+    return tg__wire_send(wire, pieces, count, deadline_us, unsent, error);
+}
+
+/* The reply of the script, or of DEL. An error reply becomes the trouble it means. */
+static tg_trouble
+exchange(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, const tg_target *targets,
+         size_t target_count, uint64_t manual_now_us, uint64_t deadline_us, bool *unsent, redisReply **reply,
+         tg_error *error)
+{
+    char bytes[TG__CALL_BYTES_MAX];
+    tg_resp resp = { .data = bytes, .size = sizeof bytes };
+    tg__call_arguments(&resp, store, &wire->keyring, op, call, targets, target_count, manual_now_us);
+    if (resp.full) { /* cannot be: see TG__CALL_BYTES_MAX */
+        tg__error(error, TG_E_STORE, "redis: a call over %d bytes", TG__CALL_BYTES_MAX);
+        return TG__TROUBLE_REFUSED;
+    }
+    for (bool whole = false;; whole = true) {
+        const tg_trouble sent = send_call(store, wire, op, call, whole, &resp, deadline_us, unsent, error);
+        if (sent != TG__TROUBLE_NONE)
+            return sent;
+        const tg_trouble trouble = tg__wire_reply(wire, deadline_us, reply, error);
+        if (trouble != TG__TROUBLE_NONE || (*reply)->type != REDIS_REPLY_ERROR)
+            return trouble;
+        /* Nothing ran: a restart or SCRIPT FLUSH has taken the script away, and repeating is safe. Once. */
+        if (!whole && op != TG_OP_RESET && tg__redis_unknown_script((*reply)->str)) {
+            freeReplyObject(*reply);
+            *reply = NULL;
+            continue;
+        }
+        char explained[320];
+        const tg_trouble meant = tg__redis_trouble((*reply)->str, explained, sizeof explained);
+        tg__error(error, TG_E_STORE, "%s: %s", store->address.shown, explained);
+        return meant;
+    }
+}
+
+/* Takes a connection and asks over it. A connection that broke before one byte of the call was out is replaced once. */
+static tg_trouble
+ask(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets, size_t target_count,
+    uint64_t manual_now_us, uint64_t deadline_us, redisReply **reply, tg_error *error)
+{
+    for (unsigned attempt = 0;; attempt++) {
+        tg_redis_wire *wire = NULL;
+        tg_trouble trouble = tg__pool_take(store, deadline_us, &wire, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        bool unsent = false;
+        trouble = exchange(store, wire, op, call, targets, target_count, manual_now_us, deadline_us, &unsent, reply,
+                           error);
+        /* After a timeout the late reply would be taken for the next one's; a replica's connection leads nowhere. */
+        tg__pool_give(store, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED);
+        if (trouble == TG__TROUBLE_LINK && unsent && attempt == 0)
+            continue;
+        return trouble;
+    }
+}
+
+static tg_status
+redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflow,
+            tg_error *error)
+{
+    tg_redis_store *store = redis_of(base);
+    if (overflow)
+        *overflow = false;
+    tg_call call;
+    tg__call_plan(&call, op, targets, target_count);
+    if (tg__call_answer_alone(&call, op, target_count, results))
+        return TG_OK;
+    const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
+    if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
+                         TG__REDIS_CLOCK_US_MAX);
+    bool probe;
+    if (!tg__breaker_passes(store, &probe))
+        return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
+    const uint64_t deadline_us = tg__monotonic_us() + store->timeout_us;
+    redisReply *reply = NULL;
+    tg_trouble trouble = ask(store, op, &call, targets, target_count, manual_now_us, deadline_us, &reply, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = tg__redis_read(store, op, &call, targets, target_count, reply, results, error);
+    if (reply)
+        freeReplyObject(reply);
+    return tg__redis_conclude(store, trouble, probe, error);
+}
+
+tg_trouble
+tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets, size_t target_count,
+               const redisReply *reply, tg_result *results, tg_error *error)
+{
+    uint64_t server_now_us;
+    if (op != TG_OP_HIT && op != TG_OP_PEEK)
+        return TG__TROUBLE_NONE;
+    if (reply->type != REDIS_REPLY_STRING ||
+        !tg__redis_answer_read((tg_text){ reply->str, reply->len }, op, targets, call->first_of, target_count,
+                               call->denied, results, &server_now_us)) {
+        tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", store->address.shown);
+        return TG__TROUBLE_REFUSED;
+    }
+    if (!store->manual)
+        atomic_store_explicit(&store->ahead_us, (int64_t)server_now_us - (int64_t)tg__monotonic_us(),
+                              memory_order_relaxed);
+    return TG__TROUBLE_NONE;
+}
+
+tg_status
+tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error)
+{
+    if (trouble == TG__TROUBLE_TIMEOUT)
+        atomic_fetch_add_explicit(&store->timeouts, 1, memory_order_relaxed);
+    tg__breaker_hears(store, trouble, probe);
+    if (trouble == TG__TROUBLE_NONE)
+        return TG_OK;
+    if (error)
+        error->status = TG_E_STORE; /* while greeting it may be another: from here on a store does not answer */
+    return TG_E_STORE;
+}
+
+/* ---- the rest of what a store does ---- */
+
+static tg_status
+redis_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
+{
+    (void)store, (void)rule, (void)error; /* Redis has no bound of its own on a state */
+    return TG_OK;
+}
+
+static tg_status
+redis_name_rule(tg_store *store, const tg_rule *rule, const char *space, const char *name, tg_error *error)
+{
+    return tg__redis_names_add(redis_of(store)->names, rule, space, name, error);
+}
+
+/* The server's clock as the last answer showed it; this machine's until there has been one. */
+static uint64_t
+redis_now_us(tg_store *base)
+{
+    const tg_redis_store *store = redis_of(base);
+    if (store->manual)
+        return tg_clock_now_us(store->clock);
+    const int64_t ahead_us = atomic_load_explicit(&store->ahead_us, memory_order_relaxed);
+    if (ahead_us != INT64_MIN)
+        return (uint64_t)((int64_t)tg__monotonic_us() + ahead_us);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static int64_t
+redis_utc_offset_us(tg_store *store)
+{
+    (void)store;
+    return 0; /* the server's TIME counts from 1970 UTC */
+}
+
+static tg_status
+redis_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
+{
+    (void)error;
+    const tg_redis_store *store = redis_of(base);
+    *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&store->timeouts, memory_order_relaxed) };
+    return TG_OK;
+}
+
+static void
+redis_close(tg_store *base)
+{
+    if (!base)
+        return;
+    tg_redis_store *store = redis_of(base);
+    tg__pool_fini(store);
+    tg__redis_names_close(store->names);
+    tg__redis_address_fini(&store->address);
+    explicit_bzero(store->secret, sizeof store->secret);
+    free(store);
+}
+
+static const tg_store_ops redis_ops = {
+    .name = "redis",
+    .remote = true,
+    .apply = redis_apply,
+    .admit_rule = redis_admit_rule,
+    .name_rule = redis_name_rule,
+    .now_us = redis_now_us,
+    .utc_offset_us = redis_utc_offset_us,
+    .stats = redis_stats,
+    .close = redis_close,
+};
+
+bool
+tg__redis_is(const tg_store *store)
+{
+    return store->ops == &redis_ops;
+}
+
+/* ---- opening ---- */
+
+/* From the environment, or one of our own to offer: the first that reaches Redis is kept there for all. */
+static tg_status
+choose_secret(tg_redis_store *store, tg_error *error)
+{
+    const char *given = getenv("TIDEGATE_SECRET");
+    if (given && *given) {
+        if (strlen(given) >= sizeof store->secret)
+            return tg__error(error, TG_E_CONFIG, "TIDEGATE_SECRET has at most %zu bytes", sizeof store->secret - 1);
+        memcpy(store->secret, given, strlen(given) + 1);
+        store->secret_given = true;
+        return TG_OK;
+    }
+    uint8_t bytes[32];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        return tg__error_system(error, TG_E_SYSTEM, errno, "redis: random bytes for a secret");
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(store->secret + 2 * i, 3, "%02x", bytes[i]);
+    explicit_bzero(bytes, sizeof bytes);
+    return TG_OK;
+}
+
+/* What a person has to change is an error now. A Redis that is not there yet is none: the site starts, and
+ * on_store_failure decides until it is. */
+static tg_status
+look_at_server(tg_redis_store *store, tg_error *error)
+{
+    tg_error seen = { .status = TG_OK };
+    const uint64_t wait_us = store->timeout_us > OPEN_DEADLINE_US ? store->timeout_us : OPEN_DEADLINE_US;
+    tg_redis_wire *wire = NULL;
+    const tg_trouble trouble = tg__pool_take(store, tg__monotonic_us() + wait_us, &wire, &seen);
+    if (trouble == TG__TROUBLE_NONE) {
+        tg__pool_give(store, wire, true);
+        return TG_OK;
+    }
+    if (seen.status == TG_E_CONFIG || seen.status == TG_E_NOMEM) {
+        if (error)
+            *error = seen;
+        return seen.status;
+    }
+    /* Spoken of here, so that core/ does not say it again with the first decision. */
+    atomic_store(&store->base.failing, true);
+    atomic_store(&store->base.last_failure_us, tg__monotonic_us());
+    tg__notice("store-failing", "store %s does not answer: %s; on_store_failure decides until it does",
+               store->address.shown, seen.message);
+    return TG_OK;
+}
+
+tg_status
+tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
+{
+    tg_redis_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *store);
+    store->base.ops = &redis_ops;
+    store->timeout_us = options->timeout_us;
+    store->clock = options->clock; /* store.c holds the reference */
+    store->manual = options->clock != NULL;
+    atomic_init(&store->ahead_us, INT64_MIN);
+    tg_status status = tg__redis_address_parse(uri, &store->address, error);
+    store->base.shown = store->address.shown;
+    if (store->address.timeout_us)
+        store->timeout_us = store->address.timeout_us;
+    if (status == TG_OK)
+        status = tg__redis_scripts_init(error);
+    if (status == TG_OK)
+        status = choose_secret(store, error);
+    if (status == TG_OK) {
+        store->names = tg__redis_names_open();
+        if (!store->names)
+            status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
+    }
+    if (status == TG_OK)
+        status = tg__pool_init(store, error);
+    if (status == TG_OK)
+        status = look_at_server(store, error);
+    if (status == TG_OK) {
+        *opened = &store->base;
+        store = NULL;
+    }
+    redis_close((tg_store *)store);
+    return status;
+}

@@ -1,0 +1,259 @@
+/* The Redis store's insides. Read this, then redis.c.
+ * Must not enter: identities as people write them, requests, policies. Nothing outside this folder includes hiredis.
+ *
+ * Lock order: the pool's lock is the only one, and nothing blocks while it is held but its own condition. */
+#ifndef TG_REDIS_H
+#define TG_REDIS_H
+
+#include "algorithms/algorithms.h"
+#include "stores/store.h"
+
+#include <hiredis/hiredis.h>
+#include <pthread.h>
+#include <sys/uio.h>
+
+#define TG__REDIS_VERSION_MIN 5 /* scripts that read the time and then write */
+
+/* ---- why a call got no answer ---- */
+
+typedef enum tg_trouble {
+    TG__TROUBLE_NONE,
+    TG__TROUBLE_LINK,    /* not reached, or the connection broke: new ones may fare better */
+    TG__TROUBLE_TIMEOUT, /* whether the call took effect is not known */
+    TG__TROUBLE_PAUSED,  /* reached, but it answers nothing for now: loading, busy, no master */
+    TG__TROUBLE_REFUSED, /* this one call was refused: full, too few replicas, a foreign value */
+    TG__TROUBLE_SETUP    /* a person has to change something: password, permissions, a cluster's node */
+} tg_trouble;
+
+/* What an error reply means. `explained` receives the reply and what to do about it. */
+tg_trouble tg__redis_trouble(const char *reply, char *explained, size_t explained_bytes);
+bool tg__redis_unknown_script(const char *reply);
+
+/* ---- where the server is ---- */
+
+#define TG__REDIS_HOST_MAX 255
+#define TG__SENTINELS_MAX 8
+#define TG__SENTINEL_NAME_MAX 64
+
+typedef struct tg_redis_host {
+    char host[TG__REDIS_HOST_MAX + 1];
+    uint16_t port;
+} tg_redis_host;
+
+typedef struct tg_redis_address {
+    char host[TG__REDIS_HOST_MAX + 1]; /* or the socket's path */
+    uint16_t port;                     /* 0: a unix socket */
+    unsigned db;
+    char *user, *password; /* NULL: none */
+    char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
+    unsigned connections_max;
+    uint64_t timeout_us; /* 0: not said in the URI */
+    /* redis+sentinel: who is asked where the master is, for each new connection. `host` is then empty. */
+    tg_redis_host sentinels[TG__SENTINELS_MAX];
+    size_t sentinel_count;
+    char master[TG__SENTINEL_NAME_MAX + 1];
+} tg_redis_address;
+
+/* TG_E_CONFIG names the piece; TG_E_UNSUPPORTED for kinds of address that this build cannot serve. No message holds a
+ * password. Allocates user and password. */
+tg_status tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_error *error);
+void tg__redis_address_fini(tg_redis_address *address);
+
+/* ---- one connection ---- */
+
+/* What is hashed, and what tells in each key that the same secret was used. */
+typedef struct tg_redis_keyring {
+    uint8_t secret[32];
+    char prefix[24]; /* "tg1:0123abcd:{" */
+} tg_redis_keyring;
+
+typedef struct tg_redis_wire {
+    _Atomic int fd; /* -1: closed. Set before it is used, cleared before it is closed: see pool.c on forks */
+    bool taken;     /* under the pool's lock */
+    uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
+    redisReader *reader;
+    tg_redis_keyring keyring; /* as learned from this very server */
+} tg_redis_wire;
+
+uint64_t tg__monotonic_us(void);
+
+/* These end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
+tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error);
+/* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
+tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent,
+                         tg_error *error);
+/* The reply is the caller's: freeReplyObject. An error reply is a reply. */
+tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error);
+/* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. */
+bool tg__wire_sound(const tg_redis_wire *wire);
+void tg__wire_close(tg_redis_wire *wire);
+
+/* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses
+ * are then the caller's. `connecting`: it is under way, and the descriptor is writable when it is done. */
+typedef struct tg_lookup tg_lookup;
+struct addrinfo;
+/* Numbers and socket paths are known at once: *lookup stays NULL and *found is set (NULL for a path). Sentinels are
+ * asked in the lookup too: never past `deadline_us`, and never for an address remembered from before. */
+tg_trouble tg__lookup_begin(const tg_redis_address *address, uint64_t deadline_us, tg_lookup **lookup,
+                            struct addrinfo **found, tg_error *error);
+int tg__lookup_fd(const tg_lookup *lookup);
+tg_trouble tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrinfo **found, tg_error *error);
+void tg__lookup_give_up(tg_lookup *lookup); /* accepts NULL */
+tg_trouble tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
+                                  bool *connecting, tg_error *error);
+tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+
+/* A command in the making: RESP bulk strings behind each other in the caller's buffer. */
+typedef struct tg_resp {
+    char *data;
+    size_t length, size;
+    bool full; /* something did not fit: do not send */
+} tg_resp;
+
+void tg__resp_count(tg_resp *resp, char kind, size_t count); /* "*3\r\n" */
+void tg__resp_bulk(tg_resp *resp, const void *data, size_t length);
+/* A whole command of terminated words. */
+void tg__resp_command(tg_resp *resp, size_t count, const char *const *words);
+
+/* ---- scripts ---- */
+
+typedef enum tg_script {
+    TG__SCRIPT_HIT_FIXED,
+    TG__SCRIPT_HIT_LOG,
+    TG__SCRIPT_HIT_COUNTER,
+    TG__SCRIPT_HIT_BUCKET,
+    TG__SCRIPT_HIT_MIXED, /* several algorithms in one call */
+    TG__SCRIPT_REFUND,
+    TG__SCRIPTS
+} tg_script;
+
+tg_text tg__redis_script(tg_script script); /* the whole text; assembled once, kept for good */
+tg_status tg__redis_scripts_init(tg_error *error);
+tg_text tg__redis_check_script(void);
+/* The one a call of these algorithms needs; `algorithms` has bit 1 << tg_algorithm set for each. */
+tg_script tg__redis_script_of(unsigned algorithms);
+
+/* ---- keys ---- */
+
+#define TG__REDIS_SUFFIX_MAX 480 /* two escaped names, an algorithm, a period */
+#define TG__REDIS_IDENTITY_MAX 640
+#define TG__REDIS_KEY_MAX (sizeof((tg_redis_keyring *)0)->prefix + TG__REDIS_IDENTITY_MAX + TG__REDIS_SUFFIX_MAX)
+
+typedef struct tg_redis_names tg_redis_names; /* rule scope -> ":namespace:name:algorithm:period"; only grows */
+
+tg_redis_names *tg__redis_names_open(void);
+void tg__redis_names_close(tg_redis_names *names);
+/* Remembers what a rule's keys end with. Thread-safe. TG_E_NOMEM. */
+tg_status tg__redis_names_add(tg_redis_names *names, const tg_rule *rule, const char *space, const char *name,
+                              tg_error *error);
+/* Lock-free. A rule nobody has named ends with the digits of its scope. Returns the length. */
+size_t tg__redis_names_suffix(const tg_redis_names *names, const tg_rule *rule, char suffix[TG__REDIS_SUFFIX_MAX]);
+
+void tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual);
+/* One dimension as it stands between the braces: readable where it is short and plain, hashed under the secret where it
+ * is long, odd or private. Two identities never give one text. Returns the length. */
+size_t tg__redis_identity_text(const tg_redis_keyring *keyring, const tg_identity *identity,
+                               char text[TG__REDIS_IDENTITY_MAX]);
+
+/* ---- the store ---- */
+
+#define TG__REDIS_CONNECTIONS_MAX 256
+
+typedef struct tg_redis_store {
+    tg_store base; /* first: a tg_store * is one of these */
+    tg_redis_address address;
+    uint64_t timeout_us;
+    bool manual;
+    tg_clock *clock;
+    tg_redis_names *names;
+
+    pthread_mutex_t lock;
+    pthread_cond_t freed;
+    tg_redis_wire *wires; /* address.connections_max of them */
+    unsigned idle_order[TG__REDIS_CONNECTIONS_MAX]; /* open and not taken; the last used last */
+    unsigned idle_count;
+    bool secret_given;              /* by TIDEGATE_SECRET: Redis is not asked for one */
+    char secret[128];               /* what to write back when it is gone from there */
+    _Atomic bool scripts_known;     /* `sha` is filled and the server was looked at */
+    char sha[TG__SCRIPTS][41];
+
+    /* The circuit breaker. While `asks_again_us` lies ahead nobody asks; then one does. */
+    _Atomic uint32_t failures_in_row;
+    _Atomic uint32_t openings;
+    _Atomic uint64_t asks_again_us; /* tg__monotonic_us; 0: closed */
+    atomic_bool probing;
+
+    _Atomic int64_t ahead_us; /* the server's clock minus ours (monotonic) as last seen; INT64_MIN: never */
+    _Atomic uint64_t timeouts;
+    _Atomic bool warned_eviction, warned_checks, warned_secret;
+    struct tg_redis_store *next; /* all stores of this process, for its forked children */
+} tg_redis_store;
+
+/* Takes a connection that is open, greeted and not in use by anybody; waits for one until the deadline. */
+tg_trouble tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
+void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
+unsigned tg__fork_generation(void); /* another in each forked child */
+bool tg__redis_is(const tg_store *store);
+tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
+void tg__pool_fini(tg_redis_store *store);
+
+/* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
+ * memory policy, permissions and the scripts' names. */
+tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error);
+
+/* The same in pieces, for who does not wait: send `resp`, then hear each reply until `at` is `count`. */
+typedef struct tg_greeting {
+    tg_resp resp;
+    unsigned char steps[16 + TG__SCRIPTS];
+    size_t count, at;
+    bool whole; /* the first of this store */
+    size_t sha_count;
+    char sha[TG__SCRIPTS][41];
+    char set_refused[160]; /* why the secret could not be set; empty: it could, or was there */
+} tg_greeting;
+
+tg_trouble tg__greeting_begin(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, tg_error *error);
+tg_trouble tg__greeting_hear(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *greeting, const redisReply *reply,
+                             tg_error *error);
+void tg__greeting_end(tg_greeting *greeting);
+
+/* Whether this call may ask Redis. `probe`: it finds out whether trouble is over, and must be heard of. */
+bool tg__breaker_passes(tg_redis_store *store, bool *probe);
+void tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe);
+
+/* ---- one call ---- */
+
+#define TG__CALL_BYTES_MAX 49152 /* TG_TARGETS_MAX keys and descriptions at their longest */
+#define TG__REDIS_CLOCK_US_MAX ((UINT64_C(1) << 53) - 1 - 2 * TG_PERIOD_US_MAX) /* no sum in a script reaches 2^53 */
+
+typedef struct tg_call {
+    uint8_t first_of[TG_TARGETS_MAX]; /* the first target with the same counts */
+    uint8_t key_of[TG_TARGETS_MAX];   /* 1-based, as KEYS is */
+    size_t key_count;
+    unsigned algorithms;
+    bool denied;  /* a `deny` rule is among them */
+    size_t asked; /* targets that Redis is asked about */
+} tg_call;
+
+void tg__call_plan(tg_call *call, tg_op op, const tg_target *targets, size_t target_count);
+/* What needs no server: only `deny` rules, or nothing to do. */
+bool tg__call_answer_alone(const tg_call *call, tg_op op, size_t target_count, tg_result *results);
+tg_script tg__call_script(const tg_call *call, tg_op op);
+/* A command is its head, the script's text and "\r\n" where `whole`, and its arguments. */
+void tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *call, tg_op op, bool whole);
+void tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
+                        const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us);
+
+/* ---- answers ---- */
+
+/* What a reply that is no error means for `results`. */
+tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets,
+                          size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
+/* Tells the breaker; TG_OK or TG_E_STORE. */
+tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
+
+/* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
+bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,
+                           size_t target_count, bool denied, tg_result *results, uint64_t *server_now_us);
+
+#endif

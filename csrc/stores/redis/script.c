@@ -1,0 +1,104 @@
+/* The scripts: their texts are in the library, put together once.
+ * Must not enter: what they mean; that is said in the .lua files. */
+#include "stores/redis/redis.h"
+
+#include <stdlib.h>
+
+/* Included by the assembler, so that a build needs no further tool and a script is edited as what it is. The path is
+ * relative to where the compiler is called: the top of the tree, by make as by setuptools. */
+#if defined(__APPLE__)
+#define RODATA ".section __TEXT,__const\n"
+#define TEXT_END ".text\n"
+#define SYMBOL(name) "_" name
+#else
+#define RODATA ".section .rodata\n"
+#define TEXT_END ".previous\n"
+#define SYMBOL(name) name
+#endif
+#define EMBED(name)                                                                                                    \
+    __asm__(RODATA ".globl " SYMBOL("tg__lua_" #name) "\n" ".globl " SYMBOL("tg__lua_" #name "_end") "\n"              \
+            SYMBOL("tg__lua_" #name) ":\n" ".incbin \"csrc/stores/redis/" #name ".lua\"\n"                             \
+            SYMBOL("tg__lua_" #name "_end") ":\n" ".byte 0\n" TEXT_END);                                               \
+    extern const char tg__lua_##name[] __attribute__((visibility("hidden")));                                          \
+    extern const char tg__lua_##name##_end[] __attribute__((visibility("hidden")))
+
+EMBED(common);
+EMBED(fixed_window);
+EMBED(sliding_log);
+EMBED(sliding_counter);
+EMBED(bucket);
+EMBED(hit);
+EMBED(refund);
+EMBED(check);
+
+#define PIECE(name) { tg__lua_##name, (size_t)(tg__lua_##name##_end - tg__lua_##name) }
+#define PIECES_MAX 6
+
+static tg_text texts[TG__SCRIPTS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool complete;
+
+static bool
+assemble(tg_script script, const tg_text *pieces, size_t count)
+{
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++)
+        length += pieces[i].length;
+    char *text = malloc(length);
+    if (!text)
+        return false;
+    texts[script] = (tg_text){ text, length };
+    for (size_t i = 0; i < count; i++) {
+        memcpy(text, pieces[i].data, pieces[i].length);
+        text += pieces[i].length;
+    }
+    return true;
+}
+
+static void
+assemble_all(void)
+{
+    const tg_text common = PIECE(common), fixed = PIECE(fixed_window), log = PIECE(sliding_log),
+                  counter = PIECE(sliding_counter), bucket = PIECE(bucket), hit = PIECE(hit), refund = PIECE(refund);
+    complete = assemble(TG__SCRIPT_HIT_FIXED, (tg_text[]){ common, fixed, hit }, 3) &&
+               assemble(TG__SCRIPT_HIT_LOG, (tg_text[]){ common, log, hit }, 3) &&
+               assemble(TG__SCRIPT_HIT_COUNTER, (tg_text[]){ common, counter, hit }, 3) &&
+               assemble(TG__SCRIPT_HIT_BUCKET, (tg_text[]){ common, bucket, hit }, 3) &&
+               assemble(TG__SCRIPT_HIT_MIXED, (tg_text[]){ common, fixed, log, counter, bucket, hit }, 6) &&
+               assemble(TG__SCRIPT_REFUND, (tg_text[]){ common, fixed, log, counter, bucket, refund }, 6);
+}
+
+tg_status
+tg__redis_scripts_init(tg_error *error)
+{
+    pthread_once(&once, assemble_all);
+    return complete ? TG_OK : tg__error(error, TG_E_NOMEM, "redis: the scripts' texts");
+}
+
+tg_text
+tg__redis_script(tg_script script)
+{
+    return texts[script];
+}
+
+tg_text
+tg__redis_check_script(void)
+{
+    return (tg_text)PIECE(check);
+}
+
+tg_script
+tg__redis_script_of(unsigned algorithms)
+{
+    switch (algorithms) {
+    case 1u << TG_FIXED_WINDOW:
+        return TG__SCRIPT_HIT_FIXED;
+    case 1u << TG_SLIDING_LOG:
+        return TG__SCRIPT_HIT_LOG;
+    case 1u << TG_SLIDING_COUNTER:
+        return TG__SCRIPT_HIT_COUNTER;
+    default:
+        return (algorithms & ~(1u << TG_TOKEN_BUCKET | 1u << TG_LEAKY_BUCKET)) == 0 ? TG__SCRIPT_HIT_BUCKET
+                                                                                    : TG__SCRIPT_HIT_MIXED;
+    }
+}

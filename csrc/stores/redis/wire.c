@@ -1,0 +1,517 @@
+/* One connection: opening it, sending, reading a reply, all by one deadline. hiredis reads the replies; the socket is
+ * ours, because its own calls have a timeout each, not one for all of them, and write(2) in ways that raise SIGPIPE.
+ * Must not enter: what a command means. */
+#include "stores/redis/redis.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define IDLE_AFTER_US 2000
+#define RECEIVES_FOR_US 10000 /* SO_RCVTIMEO, see receive_by */
+
+uint64_t
+tg__monotonic_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* ---- waiting ---- */
+
+/* ppoll: poll's whole milliseconds would round a deadline. */
+static tg_trouble
+wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error *error)
+{
+    for (;;) {
+        const uint64_t now_us = tg__monotonic_us();
+        if (now_us >= deadline_us) {
+            tg__error(error, TG_E_STORE, "redis: no answer in time (%s)", what);
+            return TG__TROUBLE_TIMEOUT;
+        }
+        const uint64_t left_us = deadline_us - now_us;
+        const struct timespec left = { (time_t)(left_us / 1000000), (long)(left_us % 1000000) * 1000 };
+        struct pollfd poll = { .fd = fd, .events = events };
+        const int ready = ppoll(&poll, 1, &left, NULL);
+        if (ready > 0)
+            return TG__TROUBLE_NONE; /* an error on the socket too: the next call on it tells which */
+        if (ready == -1 && errno != EINTR) {
+            tg__error_system(error, TG_E_STORE, errno, "redis: poll");
+            return TG__TROUBLE_LINK;
+        }
+    }
+}
+
+/* ---- names ---- */
+
+/* getaddrinfo has no deadline: a thread of its own asks, and whoever gives up first leaves the rest to the other. The
+ * answer shows on a descriptor, so that a loop can wait for it as well as a call with a deadline. */
+struct tg_lookup {
+    pthread_mutex_t lock;
+    bool done, given_up;
+    int result;
+    int answered; /* an eventfd */
+    uint64_t deadline_us;
+    struct addrinfo *found;
+    char says[256]; /* what went wrong */
+    tg_redis_host server;
+    size_t sentinel_count; /* 0: `server` is where to go */
+    tg_redis_host sentinels[TG__SENTINELS_MAX];
+    char master[TG__SENTINEL_NAME_MAX + 1];
+};
+
+static void
+lookup_free(tg_lookup *lookup)
+{
+    if (lookup->found)
+        freeaddrinfo(lookup->found);
+    if (lookup->answered != -1)
+        close(lookup->answered);
+    pthread_mutex_destroy(&lookup->lock);
+    free(lookup);
+}
+
+/* One sentinel's word on where the master is, into lookup->server. */
+static bool
+ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    if (now_us >= lookup->deadline_us)
+        return false;
+    const uint64_t share_us = (lookup->deadline_us - now_us) / left; /* one that is silent must not cost all of it */
+    const struct timeval wait = { (time_t)(share_us / 1000000), (suseconds_t)(share_us % 1000000) };
+    redisContext *link = redisConnectWithTimeout(sentinel->host, sentinel->port, wait);
+    redisReply *reply = NULL;
+    if (link && !link->err && redisSetTimeout(link, wait) == REDIS_OK)
+        reply = redisCommand(link, "SENTINEL GET-MASTER-ADDR-BY-NAME %s", lookup->master);
+    bool known = false;
+    if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
+        reply->element[0]->type == REDIS_REPLY_STRING && reply->element[1]->type == REDIS_REPLY_STRING &&
+        reply->element[0]->len > 0 && reply->element[0]->len <= TG__REDIS_HOST_MAX) {
+        uint64_t port;
+        known = tg__text_number((tg_text){ reply->element[1]->str, reply->element[1]->len }, 65535, &port) && port > 0;
+        if (known) {
+            memcpy(lookup->server.host, reply->element[0]->str, reply->element[0]->len + 1);
+            lookup->server.port = (uint16_t)port;
+        }
+    }
+    if (!known)
+        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %s", sentinel->host, sentinel->port,
+                 !link || link->err ? "is not reached"
+                 : !reply           ? "does not answer"
+                 : reply->type == REDIS_REPLY_NIL || reply->type == REDIS_REPLY_ARRAY ? "does not know this master"
+                                                                                      : "refuses to say");
+    if (reply)
+        freeReplyObject(reply);
+    if (link)
+        redisFree(link);
+    return known;
+}
+
+static void *
+lookup_run(void *argument)
+{
+    tg_lookup *lookup = argument;
+    /* The application's handlers are for its own threads, and a broken sentinel raises SIGPIPE in this one. */
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    bool known = lookup->sentinel_count == 0;
+    for (size_t i = 0; !known && i < lookup->sentinel_count; i++)
+        known = ask_sentinel(lookup, &lookup->sentinels[i], (unsigned)(lookup->sentinel_count - i));
+    struct addrinfo *found = NULL;
+    int result = EAI_FAIL;
+    if (known) {
+        const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG };
+        char port[8];
+        snprintf(port, sizeof port, "%u", lookup->server.port);
+        result = getaddrinfo(lookup->server.host, port, &hints, &found);
+        if (result != 0)
+            snprintf(lookup->says, sizeof lookup->says, "the name '%.120s': %s", lookup->server.host,
+                     gai_strerror(result));
+    }
+    pthread_mutex_lock(&lookup->lock);
+    lookup->result = result;
+    lookup->found = result == 0 ? found : NULL;
+    lookup->done = true;
+    const bool given_up = lookup->given_up;
+    if (!given_up)
+        eventfd_write(lookup->answered, 1);
+    pthread_mutex_unlock(&lookup->lock); /* from here on it is the other's, unless that has gone */
+    if (given_up)
+        lookup_free(lookup);
+    return NULL;
+}
+
+static tg_lookup *
+lookup_start(const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    tg_lookup *lookup = calloc(1, sizeof *lookup);
+    if (!lookup) {
+        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *lookup);
+        return NULL;
+    }
+    pthread_mutex_init(&lookup->lock, NULL);
+    lookup->deadline_us = deadline_us;
+    memcpy(lookup->server.host, address->host, sizeof lookup->server.host);
+    lookup->server.port = address->port;
+    lookup->sentinel_count = address->sentinel_count;
+    memcpy(lookup->sentinels, address->sentinels, sizeof lookup->sentinels);
+    memcpy(lookup->master, address->master, sizeof lookup->master);
+    lookup->answered = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_attr_t detached;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    const int failure =
+        lookup->answered == -1 ? errno : pthread_create(&thread, &detached, lookup_run, lookup);
+    pthread_attr_destroy(&detached);
+    if (failure) {
+        tg__error_system(error, TG_E_STORE, failure, "%s: a thread to look it up", address->shown);
+        lookup_free(lookup);
+        return NULL;
+    }
+    return lookup;
+}
+
+tg_trouble
+tg__lookup_begin(const tg_redis_address *address, uint64_t deadline_us, tg_lookup **lookup, struct addrinfo **found,
+                 tg_error *error)
+{
+    const struct addrinfo numeric = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
+    char port[8];
+    *lookup = NULL;
+    *found = NULL;
+    snprintf(port, sizeof port, "%u", address->port);
+    if (address->port == 0 ||
+        (address->sentinel_count == 0 && getaddrinfo(address->host, port, &numeric, found) == 0))
+        return TG__TROUBLE_NONE;
+    *lookup = lookup_start(address, deadline_us, error);
+    return *lookup ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
+}
+
+int
+tg__lookup_fd(const tg_lookup *lookup)
+{
+    return lookup->answered;
+}
+
+void
+tg__lookup_give_up(tg_lookup *lookup)
+{
+    if (!lookup)
+        return;
+    pthread_mutex_lock(&lookup->lock);
+    lookup->given_up = true;
+    const bool done = lookup->done;
+    pthread_mutex_unlock(&lookup->lock);
+    if (done)
+        lookup_free(lookup);
+}
+
+tg_trouble
+tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrinfo **found, tg_error *error)
+{
+    pthread_mutex_lock(&lookup->lock);
+    const bool done = lookup->done;
+    const int result = lookup->result;
+    if (done) {
+        *found = lookup->found;
+        lookup->found = NULL;
+        if (result != 0)
+            tg__error(error, TG_E_STORE, "%s: %s", address->shown, lookup->says);
+    }
+    pthread_mutex_unlock(&lookup->lock);
+    tg__lookup_give_up(lookup);
+    if (!done) {
+        tg__error(error, TG_E_STORE, "%s: it was not found in time", address->shown);
+        return TG__TROUBLE_TIMEOUT;
+    }
+    return result == 0 ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
+}
+
+/* ---- connecting ---- */
+
+tg_trouble
+tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
+                       bool *connecting, tg_error *error)
+{
+    struct sockaddr_un path = { .sun_family = AF_UNIX };
+    const struct sockaddr *where = to ? to->ai_addr : (const struct sockaddr *)&path;
+    *connecting = false;
+    if (!to)
+        memcpy(path.sun_path, address->host, strlen(address->host) + 1);
+    const int fd = socket(where->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd == -1) {
+        tg__error_system(error, TG_E_STORE, errno, "redis: socket");
+        return TG__TROUBLE_LINK;
+    }
+    atomic_store(&wire->fd, fd);
+    const int one = 1;
+    if (to) {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    }
+    if (connect(fd, where, to ? to->ai_addrlen : sizeof path) == 0)
+        return TG__TROUBLE_NONE;
+    if (errno == EINPROGRESS || errno == EINTR) {
+        *connecting = true;
+        return TG__TROUBLE_NONE;
+    }
+    /* EAGAIN: a unix socket whose queue is full. It cannot be waited for, and says that nobody accepts. */
+    const int failure = errno;
+    tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
+    return failure == EAGAIN ? TG__TROUBLE_TIMEOUT : TG__TROUBLE_LINK;
+}
+
+tg_trouble
+tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error)
+{
+    int failure = 0;
+    socklen_t bytes = sizeof failure;
+    if (getsockopt(atomic_load(&wire->fd), SOL_SOCKET, SO_ERROR, &failure, &bytes) == -1)
+        failure = errno;
+    if (failure == 0)
+        return TG__TROUBLE_NONE;
+    tg__error_system(error, TG_E_STORE, failure, "%s: connect", address->shown);
+    return TG__TROUBLE_LINK;
+}
+
+static tg_trouble
+connect_to(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to, uint64_t deadline_us,
+           tg_error *error)
+{
+    bool connecting;
+    tg_trouble trouble = tg__wire_connect_begin(wire, address, to, &connecting, error);
+    if (trouble == TG__TROUBLE_NONE && connecting) {
+        trouble = wait_for(atomic_load(&wire->fd), POLLOUT, deadline_us, "connecting", error);
+        if (trouble == TG__TROUBLE_NONE)
+            trouble = tg__wire_connect_end(wire, address, error);
+    }
+    return trouble;
+}
+
+static tg_trouble
+connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    tg_lookup *lookup;
+    struct addrinfo *found;
+    tg_trouble trouble = tg__lookup_begin(address, deadline_us, &lookup, &found, error);
+    if (trouble != TG__TROUBLE_NONE)
+        return trouble;
+    if (lookup) {
+        wait_for(tg__lookup_fd(lookup), POLLIN, deadline_us, "looking up", error);
+        trouble = tg__lookup_end(lookup, address, &found, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+    }
+    if (!found)
+        return connect_to(wire, address, NULL, deadline_us, error);
+    /* Each address of a name gets its share of the time that is left: one that is silent must not cost all of it. */
+    unsigned left = 0;
+    for (const struct addrinfo *one = found; one; one = one->ai_next)
+        left++;
+    trouble = TG__TROUBLE_LINK;
+    for (const struct addrinfo *one = found; one; one = one->ai_next, left--) {
+        const uint64_t now_us = tg__monotonic_us();
+        const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / left : deadline_us;
+        trouble = connect_to(wire, address, one, until_us, error);
+        if (trouble == TG__TROUBLE_NONE)
+            break;
+        tg__wire_close(wire);
+    }
+    freeaddrinfo(found);
+    return trouble;
+}
+
+tg_trouble
+tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    const tg_trouble trouble = connect_any(wire, address, deadline_us, error);
+    if (trouble != TG__TROUBLE_NONE)
+        return trouble;
+    const int fd = atomic_load(&wire->fd);
+    const struct timeval wait = { 0, RECEIVES_FOR_US };
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == -1 ||
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1) {
+        tg__error_system(error, TG_E_STORE, errno, "redis: a socket that waits");
+        return TG__TROUBLE_LINK;
+    }
+    wire->used_at_us = 0;
+    wire->reader = redisReaderCreate();
+    if (!wire->reader) {
+        tg__error(error, TG_E_NOMEM, "redis: a reply reader");
+        return TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+void
+tg__wire_close(tg_redis_wire *wire)
+{
+    const int fd = atomic_exchange(&wire->fd, -1); /* first: a child forked now must not close a reused number */
+    redisReader *reader = wire->reader;
+    wire->reader = NULL;
+    if (fd != -1)
+        close(fd);
+    if (reader)
+        redisReaderFree(reader);
+}
+
+/* ---- talking ---- */
+
+tg_trouble
+tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent, tg_error *error)
+{
+    const int fd = atomic_load(&wire->fd);
+    if (unsent)
+        *unsent = true;
+    while (count > 0) {
+        const struct msghdr message = { .msg_iov = pieces, .msg_iovlen = (size_t)count };
+        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent == -1) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                tg__error_system(error, TG_E_STORE, errno, "redis: send");
+                return TG__TROUBLE_LINK;
+            }
+            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, "sending", error);
+            if (trouble != TG__TROUBLE_NONE)
+                return trouble;
+            continue;
+        }
+        if (unsent && sent > 0)
+            *unsent = false;
+        while (count > 0 && (size_t)sent >= pieces->iov_len) {
+            sent -= (ssize_t)pieces->iov_len;
+            pieces++, count--;
+        }
+        if (count > 0) {
+            pieces->iov_base = (char *)pieces->iov_base + sent;
+            pieces->iov_len -= (size_t)sent;
+        }
+    }
+    return TG__TROUBLE_NONE;
+}
+
+/* A reply that is quick needs one system call, in which recv itself waits; trying, polling and receiving are three. But how
+ * long recv waits is only roughly what SO_RCVTIMEO says (the kernel's timers are coarse: 4 to 32 ms), so it is given a
+ * short while, and a deadline that is near, or a reply that is slow, is waited for with ppoll. */
+static tg_trouble
+receive_by(int fd, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got, tg_error *error)
+{
+    if (!*polls && tg__monotonic_us() + 3 * RECEIVES_FOR_US < deadline_us) {
+        *got = recv(fd, bytes, size, 0);
+        if (*got != -1 || (errno != EAGAIN && errno != EWOULDBLOCK))
+            return TG__TROUBLE_NONE;
+    }
+    *polls = true;
+    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, "reply", error);
+    if (trouble == TG__TROUBLE_NONE)
+        *got = recv(fd, bytes, size, MSG_DONTWAIT);
+    return trouble;
+}
+
+tg_trouble
+tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error)
+{
+    const int fd = atomic_load(&wire->fd);
+    char bytes[4096];
+    bool polls = false;
+    for (;;) {
+        void *complete = NULL;
+        if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
+            tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (%s)", wire->reader->errstr);
+            return TG__TROUBLE_LINK;
+        }
+        if (complete) {
+            *reply = complete;
+            wire->used_at_us = tg__monotonic_us();
+            return TG__TROUBLE_NONE;
+        }
+        ssize_t got;
+        const tg_trouble trouble = receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        if (got > 0) {
+            if (redisReaderFeed(wire->reader, bytes, (size_t)got) != REDIS_OK) {
+                tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);
+                return TG__TROUBLE_LINK;
+            }
+        } else if (got == 0) {
+            tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+            return TG__TROUBLE_LINK;
+        } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
+            tg__error_system(error, TG_E_STORE, errno, "redis: receive");
+            return TG__TROUBLE_LINK;
+        }
+    }
+}
+
+bool
+tg__wire_sound(const tg_redis_wire *wire)
+{
+    char byte;
+    if (tg__monotonic_us() - wire->used_at_us < IDLE_AFTER_US)
+        return true; /* has had no time to go stale; a system call less for who asks without a pause */
+    const ssize_t got = recv(atomic_load(&wire->fd), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
+/* ---- commands ---- */
+
+static void
+put(tg_resp *resp, const void *data, size_t length)
+{
+    if (length > resp->size - resp->length) {
+        resp->full = true;
+        return;
+    }
+    memcpy(resp->data + resp->length, data, length);
+    resp->length += length;
+}
+
+void
+tg__resp_count(tg_resp *resp, char kind, size_t count)
+{
+    char digits[24], *at = digits + sizeof digits;
+    *--at = '\n';
+    *--at = '\r';
+    do {
+        *--at = (char)('0' + count % 10);
+        count /= 10;
+    } while (count);
+    *--at = kind;
+    put(resp, at, (size_t)(digits + sizeof digits - at));
+}
+
+void
+tg__resp_bulk(tg_resp *resp, const void *data, size_t length)
+{
+    tg__resp_count(resp, '$', length);
+    if (length)
+        put(resp, data, length);
+    put(resp, "\r\n", 2);
+}
+
+void
+tg__resp_command(tg_resp *resp, size_t count, const char *const *words)
+{
+    tg__resp_count(resp, '*', count);
+    for (size_t i = 0; i < count; i++)
+        tg__resp_bulk(resp, words[i], strlen(words[i]));
+}

@@ -1,0 +1,83 @@
+"""The Redis store answers as the reference does: the shared vectors, random traces with the bounds' largest numbers, through
+C and through Python, under a manual clock (the scripts then take the time from the call, under keys of their own)."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tidegate import Limiter, ManualClock
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "reference"), str(TESTS / "redis")]
+import limiters
+import traces
+from server import Server, server
+from test_traces import SEED, Made, compare, once, run_program
+
+CASE_COUNT = 1000
+ASKED_PER_CASE = 100
+# Lua's numbers are doubles: a clock is told up to 2^53 less two of the longest periods (the year 2235).
+CLOCK_MAX = 2**53 - 1 - 2 * traces.PERIOD_MAX
+
+
+def within_clock(case: traces.Case) -> bool:
+    return all(step.at <= CLOCK_MAX for step in case.steps)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Server]:
+    with server() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    seeds = [f"redis {SEED}:{i}" for i in range(CASE_COUNT)]
+    make = functools.partial(traces.random_case, asked_count=ASKED_PER_CASE)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        cases = [(case, answers) for case, answers in pool.map(make, seeds, chunksize=20) if within_clock(case)]
+    assert len(cases) > CASE_COUNT // 2
+    return cases
+
+
+def test_vectors_hold_on_redis(redis: Server, build: Path, make: Callable[..., None]) -> None:
+    make(str(build / "tests" / "replay"))
+    cases = [(case, traces.answers(case)) for case in traces.vector_cases()]
+    assert len(cases) > 30
+    compare(cases, run_program(build / "tests" / "replay", redis.patient))
+
+
+def test_redis_through_c_equals_the_reference(
+    redis: Server, made: Made, build: Path, make: Callable[..., None]
+) -> None:
+    make(str(build / "tests" / "replay"))
+    compare(made, run_program(build / "tests" / "replay", redis.patient))
+    assert not redis.keys(), "a case's reset leaves nothing"
+
+
+def test_redis_under_sanitizers_equals_the_reference(
+    redis: Server, made: Made, build: Path, make: Callable[..., None]
+) -> None:
+    program = build / "asan" / "tests" / "replay"
+    make(str(program), "asan")
+    compare(made[:100], run_program(program, redis.patient))
+
+
+def test_redis_through_python_equals_the_reference(redis: Server, made: Made) -> None:
+    clock = ManualClock(0)
+    keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
+
+    def run(cases: list[traces.Case]) -> list[str]:
+        return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.patient, name=case.title[-64:])]
+
+    some = made[:200]
+    compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))
+    assert keeper.name == "keeper"
+    assert all(left > 0 for left in redis.keys().values())

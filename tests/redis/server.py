@@ -1,0 +1,184 @@
+"""A real redis-server of our own: in a folder of its own, on a unix socket and, where asked, on a loopback port.
+
+Must not enter: what is tested with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAM = os.environ.get("TIDEGATE_REDIS_SERVER") or shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+class ReplyError(Exception):
+    pass
+
+
+class Lateness:
+    """How much too late a thread woke that wanted to sleep a millisecond: what a busy machine adds to every wait."""
+
+    def __enter__(self) -> Lateness:
+        self.worst = 0.0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self) -> None:
+        while not self.over.is_set():
+            began = time.monotonic()
+            time.sleep(0.001)
+            self.worst = max(self.worst, time.monotonic() - began - 0.001)
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def allows(self, took: float, most: float) -> bool:
+        """Whether `took` seconds are at most `most`, but for what the machine was late."""
+        if took > most:
+            time.sleep(0.02)  # whoever watches has to wake first
+        return took <= most + 3 * self.worst
+
+
+class Connection:
+    """As much of RESP2 as tests need, so that they share no code with what they test."""
+
+    def __init__(self, path: str | Path, timeout: float = 5.0) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(timeout)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+
+    def send(self, *words: object) -> None:
+        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts))
+
+    def receive(self) -> object:
+        line = self.file.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionError("closed")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"+":
+            return rest.decode()
+        if kind == b"-":
+            return ReplyError(rest.decode())
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return None if rest == b"-1" else self.file.read(int(rest) + 2)[:-2]
+        if kind == b"*":
+            return None if rest == b"-1" else [self.receive() for _ in range(int(rest))]
+        raise ConnectionError(f"not RESP: {line!r}")
+
+    def __call__(self, *words: object) -> object:
+        self.send(*words)
+        reply = self.receive()
+        if isinstance(reply, ReplyError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    def __init__(self, *options: str, port: int = 0, folder: Path | None = None) -> None:
+        self.options = options
+        self.port = port
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="tg-redis-"))
+        self.path = self.folder / "s"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def uri(self) -> str:
+        return f"redis+unix://{self.path}"
+
+    @property
+    def patient(self) -> str:
+        """For tests that ask about numbers and not about time: a busy machine is no fault."""
+        return f"{self.uri}?timeout_ms=2000"
+
+    @property
+    def tcp(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self, *more: str) -> None:
+        assert PROGRAM, "redis-server is not installed"
+        self.path.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.path), "--save", "",
+             "--dir", str(self.folder), "--logfile", str(self.folder / "log"), *self.options, *more],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError, ConnectionError, ReplyError):
+                link = Connection(self.path)
+                link.send("PING")
+                link.receive()  # also an error is an answer: it may want a password
+                link.close()
+                return
+            time.sleep(0.01)
+        raise TimeoutError((self.folder / "log").read_text(errors="replace"))
+
+    def connect(self) -> Connection:
+        return Connection(self.path)
+
+    def __call__(self, *words: object) -> object:
+        link = self.connect()
+        try:
+            return link(*words)
+        finally:
+            link.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def keys(self) -> dict[str, int]:
+        """Every key of ours and its PTTL, but not the secret."""
+        link = self.connect()
+        names = [name for name in link("KEYS", "*") if name != b"tg1:secret"]  # type: ignore[attr-defined]
+        found = {name.decode(): link("PTTL", name) for name in names}
+        link.close()
+        return {name: left for name, left in found.items() if left != -2}  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def server(*options: str, port: int = 0) -> Iterator[Server]:
+    one = Server(*options, port=port)
+    try:
+        yield one
+    finally:
+        one.close()
