@@ -221,7 +221,10 @@ tg__table_now(const tg_table *table)
 static inline int64_t
 tg__table_offset(const tg_map *map)
 {
-    return map->manual ? 0 : atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+    if (map->manual)
+        return 0;
+    const int64_t offset_us = atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+    return offset_us == INT64_MIN ? -INT64_MAX : offset_us; /* damaged; its negative has to be a number too */
 }
 
 /* ---- upkeep.c: what is done beside decisions ---- */
