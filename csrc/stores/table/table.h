@@ -246,4 +246,12 @@ tg_status tg__table_metrics(tg_store *store, tg_policy_metrics *policies, size_t
 void tg__metrics_follow(tg_table *table, const tg_map *map);
 void tg__metrics_close(tg_table *table);
 
+/* ---- overrides.c ---- */
+
+tg_status tg__table_override_set(tg_store *store, const tg_override *override, tg_error *error);
+tg_status tg__table_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                                  tg_override *overrides, size_t room, size_t *count, tg_error *error);
+/* Where judges look whether any stands. */
+void tg__overrides_follow(tg_table *table, const tg_map *map);
+
 #endif
