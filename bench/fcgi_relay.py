@@ -89,7 +89,7 @@ def measure(build: Path, rounds: int, seconds: int, clients: int) -> dict[str, f
         relay = f"unix:{folder}/relay.sock,relay-to=unix:{folder}/php.sock,root={folder}/site"
         for command in (
             [php, "-F", "-R", "-n", "-y", folder / "pool.conf"],
-            [build / "bin/tidegate-fcgi", "--config", folder / "rules.yaml", "--store", "memory://bench", "--listen", relay],
+            [build / "bin/tidegate-fcgi", "--config", folder / "rules.yaml", "--store", "memory://", "--listen", relay],
             ["/usr/sbin/nginx", "-e", folder / "nginx.log", "-c", folder / "nginx.conf", "-g", "daemon off;"],
         ):
             running.append(

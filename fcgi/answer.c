@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- writing text; what does not fit is left out, and FCGI_TEXT_BYTES_MAX is several times what is ever written */
 
@@ -884,11 +885,60 @@ is_repeatable(tg_text method)
     return IS(method, "GET") || IS(method, "HEAD") || IS(method, "OPTIONS");
 }
 
+/* What is known of a request until its body or its answer is there: the judgements before and after the body. */
+typedef struct held_judgements {
+    size_t count;
+    tg_judgement judgements[2];
+} held_judgements;
+
 void
 fcgi_answer_forget(void *context, void *held)
 {
     (void)context;
-    free(held);
+    free(held); /* what was taken stays taken */
+}
+
+/* The fields of a CGI answer, into answerer->headers; its status. */
+static int
+read_head(fcgi_answerer *answerer, tg_text head, size_t *header_count)
+{
+    uint64_t status = 200;
+    bool said = false, moved = false;
+    *header_count = 0;
+    while (head.length > 0 && *header_count < FCGI_HEADERS_MAX) {
+        tg_text value = cut(&head, '\n');
+        if (value.length && value.data[value.length - 1] == '\r')
+            value.length--;
+        const tg_text name = cut(&value, ':');
+        while (value.length && (value.data[0] == ' ' || value.data[0] == '\t'))
+            value = (tg_text){ .data = value.data + 1, .length = value.length - 1 };
+        if (name.length == 6 && strncasecmp(name.data, "Status", 6) == 0) {
+            tg_text rest = value;
+            said = read_number(cut(&rest, ' '), &status) && status >= 100 && status < 1000;
+        } else if (name.length == 8 && strncasecmp(name.data, "Location", 8) == 0) {
+            moved = true;
+        }
+        answerer->headers[(*header_count)++] = (tg_header){ .name = name, .value = value };
+    }
+    return said ? (int)status : moved ? 302 : 200; /* RFC 3875 6.2 */
+}
+
+void
+fcgi_answer_settle(void *context, void *held, int status, tg_text head)
+{
+    fcgi_answerer *answerer = context;
+    held_judgements *all = held;
+    size_t header_count = 0;
+    if (status == 0)
+        status = read_head(answerer, head, &header_count);
+    for (size_t i = 0; i < all->count; i++) {
+        tg_error error;
+        if (all->judgements[i].settles && tg_gate_settle(answerer->gate, &all->judgements[i], status, answerer->headers,
+                                                         header_count, &error) != TG_OK)
+            fcgi_log_rarely(&answerer->judge_gate, FCGI_WARN, "not-settled", "%s: %s", tg_status_name(error.status),
+                            error.message);
+    }
+    free(all);
 }
 
 /* By the rules file. A relayed request whose policies ask for its body is judged twice: before the body by what needs
@@ -896,25 +946,35 @@ fcgi_answer_forget(void *context, void *held)
 static tg_status
 judge_request(fcgi_answerer *answerer, const fcgi_call *call, fcgi_mode how, asked *ask, tg_error *error)
 {
-    tg_decision *before = call->held;
+    held_judgements *held = call->held;
     tg_judgement *judgement = &answerer->judgement;
     ask->request.body = call->body;
     ask->request.body_read = call->body_read;
     ask->request.body_follows = how == FCGI_MODE_RELAY && !call->body_read;
-    const tg_decision *prior[] = { before };
-    tg_status status = tg_gate_judge(answerer->gate, &ask->request, ask->question.cost, prior, before ? 1 : 0, judgement,
-                                     &answerer->answer, error);
-    if (before && (status != TG_OK || judgement->status != 0))
-        tg_decision_refund(tg_gate_store(answerer->gate), before, NULL); /* refused is refused: nothing was taken */
-    free(before);
-    if (status != TG_OK || !judgement->needs_body || judgement->status != 0)
+    const tg_decision *prior[] = { held ? &held->judgements[0].decision : NULL };
+    const tg_status status = tg_gate_judge(answerer->gate, &ask->request, ask->question.cost, prior, held ? 1 : 0,
+                                           judgement, &answerer->answer, error);
+    if (status != TG_OK || judgement->status != 0) {
+        if (held) /* refused is refused: nothing was taken */
+            tg_decision_refund(tg_gate_store(answerer->gate), &held->judgements[0].decision, NULL);
+        free(held);
         return status;
-    before = malloc(sizeof *before);
-    if (!before)
-        return TG_E_NOMEM;
-    *before = judgement->decision;
-    call->order->wants_body = true;
-    call->order->held = before;
+    }
+    const bool first = judgement->needs_body && !held;
+    const bool settles = how == FCGI_MODE_RELAY && (judgement->settles || (held && held->judgements[0].settles));
+    if (!first && !settles) {
+        free(held);
+        return TG_OK;
+    }
+    if (!held)
+        held = calloc(1, sizeof *held);
+    if (!held) {
+        snprintf(error->message, sizeof error->message, "out of memory");
+        return error->status = TG_E_NOMEM;
+    }
+    held->judgements[held->count++] = *judgement;
+    call->order->wants_body = first;
+    call->order->held = held;
     return TG_OK;
 }
 

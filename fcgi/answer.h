@@ -35,6 +35,8 @@ size_t fcgi_answer_call(void *context, const fcgi_call *call, char *text);
 /* fcgi_responder.pass: whether a relayed request's parameter goes on to the application, and as what. */
 bool fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
 
+/* fcgi_responder.settle */
+void fcgi_answer_settle(void *context, void *held, int status, tg_text head);
 /* fcgi_responder.forget */
 void fcgi_answer_forget(void *context, void *held);
 

@@ -292,9 +292,9 @@ reload_rules(void *context)
         fcgi_log(FCGI_ERROR, "rules-refused", "%s; the rules in force stay", error.message);
 }
 
-/* Only a relay passes a body on, so only where nothing else is served may a policy count by what stands in it. */
+/* Only a relay passes a body on and sees the answer, so only where nothing else is served may a policy ask for them. */
 static bool
-reads_bodies(const options *set)
+only_relays(const options *set)
 {
     for (size_t i = 0; i < set->listener_count; i++) {
         const fcgi_rights *rights = &set->listeners[i].rights; /* of an inherited socket not settled yet */
@@ -313,7 +313,7 @@ open_gate(const options *set, tg_clock *clock, tg_gate **gate, tg_error *error)
         .store = tg_text_of(set->check ? "memory://" : set->store),
         .clock = clock,
         .timeout_us = set->store_timeout_us,
-        .faces = TG_FACE_KNOWN | TG_FACE_USER | (reads_bodies(set) ? TG_FACE_BODY : 0),
+        .faces = TG_FACE_KNOWN | TG_FACE_USER | (only_relays(set) ? TG_FACE_BODY | TG_FACE_RESPONSE : 0),
     };
     return tg_gate_open(&gate_options, gate, error);
 }
@@ -446,6 +446,7 @@ open_workers(daemon_state *state, tg_clock *clock)
         const fcgi_responder responder = {
             .answer = fcgi_answer_call,
             .pass = fcgi_answer_pass,
+            .settle = fcgi_answer_settle,
             .forget = fcgi_answer_forget,
             .reload = reload_rules,
             .hand_over = start_successor,

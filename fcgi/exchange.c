@@ -114,6 +114,7 @@ fcgi_exchange_begin(fcgi_exchange *exchange, const fcgi_exchange_options *option
     exchange->front_id = options->front_id;
     exchange->keep = options->keep;
     exchange->out.keeps = true;
+    exchange->wants_head = options->wants_head;
     if (options->prefix.length > sizeof exchange->prefix)
         return false;
     if (options->prefix.length)
@@ -135,6 +136,7 @@ void
 fcgi_exchange_fini(fcgi_exchange *exchange)
 {
     fcgi_queue_fini(&exchange->out);
+    fcgi_queue_fini(&exchange->seen);
 }
 
 bool
@@ -194,6 +196,31 @@ start_record(fcgi_exchange *exchange)
         break_exchange(exchange, "END_REQUEST is too short");
 }
 
+/* The fields end with an empty line; lines end with CR LF or, from simple programs, with LF. Out of memory: they count
+ * as seen, as far as they are. */
+static void
+gather_head(fcgi_exchange *exchange, const uint8_t *data, size_t length)
+{
+    fcgi_queue *seen = &exchange->seen;
+    size_t at = seen->length;
+    const size_t room = FCGI_HEAD_BYTES_MAX - seen->length;
+    if (!fcgi_queue_put(seen, data, length < room ? length : room)) {
+        exchange->head_seen = true;
+        return;
+    }
+    for (; at < seen->length; at++) {
+        if (seen->data[at] != '\n')
+            continue;
+        const size_t before = at >= 1 && seen->data[at - 1] == '\r' ? at - 1 : at;
+        if (before == 0 || seen->data[before - 1] == '\n') {
+            seen->length = at + 1; /* what is behind is body */
+            exchange->head_seen = true;
+            return;
+        }
+    }
+    exchange->head_seen = seen->length == FCGI_HEAD_BYTES_MAX;
+}
+
 static size_t
 pass_content(fcgi_exchange *exchange, const uint8_t *data, size_t length, uint8_t *out)
 {
@@ -206,6 +233,8 @@ pass_content(fcgi_exchange *exchange, const uint8_t *data, size_t length, uint8_
             at = FCGI_HEADER_BYTES + exchange->prefix_length;
         }
     }
+    if (exchange->type == FCGI_STDOUT && exchange->wants_head && !exchange->head_seen)
+        gather_head(exchange, data, length);
     fcgi_put_header(out + at, (fcgi_type)exchange->type, exchange->front_id, length, 0);
     at += FCGI_HEADER_BYTES;
     memcpy(out + at, data, length);

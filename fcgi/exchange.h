@@ -27,6 +27,7 @@ void fcgi_queue_take(fcgi_queue *queue, size_t length); /* the first `length` by
 void fcgi_queue_fini(fcgi_queue *queue);
 
 #define FCGI_PREFIX_BYTES_MAX 4096u /* more than all fields of a tg_answer */
+#define FCGI_HEAD_BYTES_MAX 16384u /* of an answer's fields that somebody wants to see */
 #define FCGI_AGAIN_BYTES_MAX 65536u /* a request of more is not kept for a second try */
 
 typedef enum fcgi_exchange_state {
@@ -47,6 +48,9 @@ typedef struct fcgi_exchange {
                                     was written: the refusal is for the caller to word */
     const char *why;
     fcgi_queue out;   /* to the application */
+    bool wants_head;  /* the answer's fields are gathered in `seen`, beside being passed on */
+    bool head_seen;   /* all of them are there, or more than FCGI_HEAD_BYTES_MAX */
+    fcgi_queue seen;
     uint8_t head[FCGI_HEADER_BYTES];
     uint8_t head_length;
     uint8_t type;
@@ -67,6 +71,7 @@ typedef struct fcgi_exchange_options {
     /* Whether a parameter is passed on, and as what; NULL: all, as they are. */
     bool (*pass)(void *context, tg_text name, tg_text *value);
     void *context;
+    bool wants_head;
     tg_text prefix; /* fields to be put before the application's own; at most FCGI_PREFIX_BYTES_MAX */
 } fcgi_exchange_options;
 

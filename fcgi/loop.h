@@ -15,7 +15,7 @@ typedef struct fcgi_order {
     bool relay;      /* pass the request on to one of the listener's backends, the text before the answer's fields */
     bool repeatable; /* it may be sent a second time when a backend vanished without a word */
     bool wants_body; /* there is no text yet: ask again with the beginning of the body, and with `held` */
-    void *held;
+    void *held;      /* wants_body: for the second call; relay: for `settle`, NULL where nobody asks for the answer */
 } fcgi_order;
 
 typedef struct fcgi_call {
@@ -35,10 +35,14 @@ typedef struct fcgi_responder {
     size_t (*answer)(void *context, const fcgi_call *call, char *text);
     /* Whether a relayed request's parameter goes on to the application, and as what value; NULL: as they are. */
     bool (*pass)(void *context, const fcgi_listener *listener, tg_text name, tg_text *value);
-    void (*forget)(void *context, void *held); /* there will be no second call */
+    /* What an application answered to a relayed request whose order held something: its fields, as far as 16 KiB; or
+     * `status` alone, where it gave no answer. */
+    void (*settle)(void *context, void *held, int status, tg_text head);
+    void (*forget)(void *context, void *held); /* there will be neither a second call nor an answer */
     void (*reload)(void *context); /* SIGHUP; may be NULL */
     /* SIGUSR2: starts a program that is to take the listening sockets over, and returns a descriptor from which one
-     * byte comes when it serves them; it closes it without one if it fails. -1: it could not be started. May be NULL. */
+     * byte comes when it serves them; it closes it without one if it fails. -1: it could not be started. May be
+     * NULL. */
     int (*hand_over)(void *context);
     void (*handed_over)(void *context, bool served); /* what became of it */
     void (*stopping)(void *context); /* nothing is accepted any more; may be NULL */

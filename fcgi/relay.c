@@ -35,7 +35,8 @@ struct fcgi_relay {
     connection *conn; /* NULL: kept or dead */
     fcgi_request *request;
     const fcgi_listener *listener;
-    void *held; /* GATHERING: what the responder left for its second call; the body so far is in exchange.out */
+    void *held; /* what the responder left: GATHERING for its second call (the body so far is in exchange.out), else for
+                   the answer's settling; NULL: nothing */
     uint64_t deadline_us;
     fcgi_relay *before, *after; /* in its list */
     fcgi_relay *sibling;        /* next of its connection */
@@ -199,6 +200,18 @@ put_failure(fcgi_loop *loop, uint16_t id, int status, const uint8_t *prefix, siz
     loop->out_length += fcgi_wrap_answer(record, id, (size_t)length);
 }
 
+static void
+settle_answer(fcgi_loop *loop, fcgi_relay *relay, int status)
+{
+    void *held = relay->held;
+    if (!held || relay->state == RELAY_GATHERING)
+        return;
+    const fcgi_queue *seen = &relay->exchange.seen;
+    relay->held = NULL;
+    loop->responder.settle(loop->responder.context, held, status,
+                           (tg_text){ .data = (const char *)seen->data, .length = seen->length });
+}
+
 /* Ends the request without the application. What it has begun to say is broken off so that the web server sees it, or a
  * client would take half an answer for a whole one. */
 static void
@@ -207,6 +220,7 @@ fail(fcgi_loop *loop, fcgi_relay *relay, int status)
     connection *conn = relay->conn;
     fcgi_request *request = relay->request;
     const bool alone = conn->session.request_count == 1;
+    settle_answer(loop, relay, status);
     const bool answered = relay->exchange.answered;
     if (!answered)
         put_failure(loop, request->id, status, relay->exchange.prefix, relay->exchange.prefix_length);
@@ -384,6 +398,7 @@ begin_exchange(fcgi_loop *loop, fcgi_relay *relay, tg_text prefix)
         .params = { .data = request->params, .length = request->params_length },
         .pass = loop->responder.pass ? pass_param : NULL,
         .context = &through,
+        .wants_head = relay->held != NULL,
         .prefix = prefix,
     };
     return fcgi_exchange_begin(&relay->exchange, &options);
@@ -393,9 +408,13 @@ void
 fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order, tg_text prefix)
 {
     fcgi_relay *relay = make_relay(loop, conn, request);
-    if (!relay)
+    if (!relay) {
+        if (order->held)
+            loop->responder.forget(loop->responder.context, order->held);
         return;
+    }
     relay->repeatable = order->repeatable;
+    relay->held = order->held;
     enter_list(loop, relay, RELAY_CONNECTING);
     if (!begin_exchange(loop, relay, prefix))
         fail(loop, relay, 503);
@@ -448,6 +467,7 @@ decide_gathered(fcgi_loop *loop, fcgi_relay *relay)
         return;
     }
     relay->repeatable = order.repeatable;
+    relay->held = order.held;
     move_list(loop, relay, RELAY_CONNECTING);
     bool fine = begin_exchange(loop, relay, (tg_text){ .data = text, .length = length });
     if (fine && body.length > 0)
@@ -575,6 +595,7 @@ finish(fcgi_loop *loop, fcgi_relay *relay)
         fail(loop, relay, exchange->status == FCGI_UNKNOWN_ROLE ? 502 : 503);
         return;
     }
+    settle_answer(loop, relay, 502); /* an end without all of its fields, for which the web server has this word */
     const fcgi_listener *listener = relay->listener;
     /* Only a connection on which nothing is under way serves another request. */
     const bool keep = exchange->keep && !exchange->surplus && exchange->content_left == 0 &&
@@ -607,6 +628,8 @@ read_backend(fcgi_loop *loop, fcgi_relay *relay)
     }
     move_list(loop, relay, RELAY_WORKING);
     loop->out_length += fcgi_exchange_reply(&relay->exchange, loop->in, (size_t)count, loop->out + loop->out_length);
+    if (relay->exchange.head_seen)
+        settle_answer(loop, relay, 0);
     if (relay->exchange.state == FCGI_EXCHANGE_BROKEN)
         lose(loop, relay, relay->exchange.why);
     else if (relay->exchange.state == FCGI_EXCHANGE_ENDED)
@@ -698,7 +721,8 @@ fcgi_relay_expire(fcgi_loop *loop)
 uint64_t
 fcgi_relay_next_us(const fcgi_loop *loop)
 {
-    const fcgi_relay *firsts[] = { loop->relays.gathering.first, loop->relays.connecting.first, loop->relays.working.first, loop->relays.kept.first };
+    const fcgi_relay *firsts[] = { loop->relays.gathering.first, loop->relays.connecting.first,
+                                   loop->relays.working.first, loop->relays.kept.first };
     uint64_t next_us = NEVER_US;
     for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++)
         if (firsts[i] && firsts[i]->deadline_us < next_us)

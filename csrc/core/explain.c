@@ -169,7 +169,7 @@ explain_held(tg_gate *gate, const tg_held *held, const tg_request *request, tg_e
     explain_client(held->client, request, explanation);
     tg_store *store = tg_gate_store(gate);
     show_uri(tg__gate_store_uri(gate), explanation->store, sizeof explanation->store);
-    explanation->store_missing = tg__gate_stands_in(gate);
+    explanation->store_missing = tg_gate_stands_in(gate);
     explanation->now_us = tg_store_now_us(store);
     explanation->utc_offset_us = tg_store_utc_offset_us(store);
     *made = explanation;

@@ -692,7 +692,7 @@ tg__gate_store_uri(const tg_gate *gate)
 }
 
 bool
-tg__gate_stands_in(const tg_gate *gate)
+tg_gate_stands_in(const tg_gate *gate)
 {
     return gate->stands_in;
 }

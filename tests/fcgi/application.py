@@ -10,6 +10,7 @@ Written from the specification like client.py, and as independent of fcgi/. One 
     /half          breaks off in its answer /nonsense  sends what is no FastCGI
     /overloaded    END_REQUEST / OVERLOADED /empty   ends without a word
     /slow/N        N pieces, 20 ms apart
+    /status/N/C    status N and X-Cost: C, its fields in records of one byte
 """
 
 from __future__ import annotations
@@ -167,6 +168,10 @@ class Application:
                 left -= part
                 size = min(65535, size * 3 + 1)
             peer.sendall(end)
+        elif path.startswith("/status/"):
+            _, _, status, cost = path.split("/")
+            fields = f"Status: {status} As asked\r\nX-Cost: {cost}\r\n\r\nStatus: 200\r\n\r\n".encode()
+            peer.sendall(b"".join(record(STDOUT, 1, fields[at : at + 1]) for at in range(len(fields))) + end)
         elif path.startswith("/slow/"):
             peer.sendall(record(STDOUT, 1, head))
             for _ in range(int(path.rpartition("/")[2])):

@@ -99,10 +99,10 @@ def test_a_peek_tells_what_a_hit_would_get_and_takes_nothing(daemon: Daemon) -> 
         told = decision(ask(daemon.address, set=peek))
         assert (told["allowed"], told["remaining"]) == (True, 2)
     assert [ask(daemon.address, set=hit).status for _ in range(3)] == [200, 200, 429]
-    told = ask(daemon.address, set=peek)
-    assert told.status == 200  # asked about, not refused
-    assert (decision(told)["allowed"], decision(told)["status"]) == (False, 429)
-    assert 3590 < float(str(decision(told)["retry_after"])) <= 3600
+    last = ask(daemon.address, set=peek)
+    assert last.status == 200  # asked about, not refused
+    assert (decision(last)["allowed"], decision(last)["status"]) == (False, 429)
+    assert 3590 < float(str(decision(last)["retry_after"])) <= 3600
 
 
 def test_a_peek_without_a_key_tells_of_the_request_itself(daemon: Daemon) -> None:

@@ -541,6 +541,74 @@ def test_a_body_that_does_not_come_is_408_and_one_given_up_is_forgotten(
     assert application.seen == []
 
 
+# ---- policies that count by the answer
+
+ANSWERED = """\
+store: memory://
+policies:
+  - name: guessing
+    match: {path: ["/status/*", "/close", "/silent", "/half", "/empty"]}
+    rules: 3/hour
+    count: {status: 401}
+  - name: costly
+    match: {path: "/status2/*"}
+    rules: 100/hour
+    cost: {response_header: X-Cost, reserve: 1, max: 50}
+  - name: login
+    match: {path: "/echo"}
+    rules: 3/hour
+    by: [ip, "form:account"]
+    count: {status: 401}
+  - {name: rest, rules: 1000000/hour}
+"""
+
+
+@pytest.fixture
+def watcher(start: Callable[..., Daemon], folder: Path, application: Application) -> Daemon:
+    rules = ANSWERED.replace('"/status2/*"', '"/status/200/*"').replace('"/status/*"', '"/status/4*"')
+    return start(rules, "--relay-timeout", "0.5", listen=f"unix:{folder}/relay,relay-to={application.address}")
+
+
+def test_only_answers_of_the_status_named_stay_counted(watcher: Daemon) -> None:
+    for _ in range(6):
+        assert ask(watcher.address, uri="/status/404/0").status == 404
+    assert [ask(watcher.address, uri="/status/401/0").status for _ in range(4)] == [401, 401, 401, 429]
+    assert ask(watcher.address, uri="/status/404/0").status == 429
+
+
+def test_a_cost_that_the_answer_names_is_charged(watcher: Daemon) -> None:
+    def left() -> int:
+        return int(ask(watcher.address, uri="/status/200/1")["X-RateLimit-Remaining"] or 0)
+
+    assert left() == 99
+    assert ask(watcher.address, uri="/status/200/40").status == 200
+    assert left() == 100 - 1 - 40 - 1
+    assert ask(watcher.address, uri="/status/200/0").status == 200
+    assert left() in (100 - 43, 100 - 44)
+
+
+def test_what_an_application_does_not_answer_is_not_counted_as_what_it_would_have_been(watcher: Daemon) -> None:
+    for path, status in (("/close", 502), ("/silent", 504), ("/empty", None)):
+        for _ in range(4):
+            answer = ask(watcher.address, uri=path)
+            assert status is None or answer.status == status
+    assert ask(watcher.address, uri="/status/404/0")["X-RateLimit-Remaining"] == "2"
+
+
+def test_a_request_whose_answer_is_never_seen_stays_counted(watcher: Daemon, application: Application) -> None:
+    for number in range(3):
+        with Connection(watcher.address) as connection:
+            connection.send(Request(uri="/silent").encode())
+            wait_for(lambda: len(application.seen) == number + 1)  # noqa: B023
+    assert ask(watcher.address, uri="/status/404/0").status == 429
+
+
+def test_a_login_is_counted_by_its_form_and_only_where_it_fails(watcher: Daemon) -> None:
+    for number in range(8):
+        assert ask(watcher.address, login("ada", "192.0.2.1")).status == 200, number
+    assert ask(watcher.address, login("ada", "192.0.2.1"))["X-RateLimit-Remaining"] == "2"
+
+
 def test_a_policy_by_the_body_is_refused_at_start_where_not_only_a_relay_is_served(
     program: Path, folder: Path
 ) -> None:

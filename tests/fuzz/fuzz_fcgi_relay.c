@@ -98,6 +98,7 @@ run(const uint8_t *front, size_t front_length, const uint8_t *back, size_t back_
                     .keep = event.request->keep,
                     .params = { .data = event.request->params, .length = event.request->params_length },
                     .pass = pass,
+                    .wants_head = true,
                     .prefix = prefix,
                 };
                 begun = true;
@@ -152,6 +153,10 @@ run(const uint8_t *front, size_t front_length, const uint8_t *back, size_t back_
             all.content[i] ^= back_side.content[i] * 31;
             all.bytes[i] += back_side.bytes[i] * 65537;
         }
+        require(exchange.seen.length <= FCGI_HEAD_BYTES_MAX);
+        for (size_t i = 0; i < exchange.seen.length; i++)
+            all.content[11] = (all.content[11] ^ exchange.seen.data[i]) * UINT64_C(0x100000001b3);
+        all.ends[11] = exchange.head_seen;
         all.ends[1] = back_side.ends[FCGI_STDOUT];
         all.state = exchange.state;
         all.status = exchange.status;

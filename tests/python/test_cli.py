@@ -661,6 +661,7 @@ def test_a_reset_lets_one_client_in_again_and_no_other(run: Run, tmp_path: Path)
 def test_a_wrong_reset_says_what_is_wrong(run: Run, tmp_path: Path) -> None:
     path = rules(tmp_path, SITE)
     common = ("--config", path, "--store", f"shared://{tmp_path}/t")
+    Gate(path, store=common[-1])
     for wrong in (["reset"], ["reset", "login"], ["reset", "login", "203.0.113.9"]):
         assert run(*wrong, *common).returncode == 2
     done = run("reset", "logn", "ip=192.0.2.1", *common)
