@@ -526,6 +526,8 @@ TG_API void tg_gate_close(tg_gate *gate); /* accepts NULL */
 TG_API tg_status tg_gate_reload(tg_gate *gate, tg_error *error);
 typedef struct tg_answer tg_answer; /* below */
 /* Finds the policies of the request (first match wins) and judges it. Never waits for a reload.
+ * Once a second at most it looks whether the file has changed, and reads it again, as tg_gate_reload would: a notice says
+ * that it is in force, or what is wrong with it and that the rules stay. The one request that finds it so takes that long.
  *
  * cost    multiplied by what a policy's own `cost` says
  * answer  may be NULL. Else made from the very rules that judged: their texts, statuses and header families */
