@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OVERRIDES_MAX = 256 };
 
@@ -38,7 +39,8 @@ cli_open_policy(const char *config, const char *store, const char *policy, tg_ga
         return NULL;
     }
     if (tg_gate_stands_in(*gate))
-        cli_fail("there is no table yet, so nothing runs that could follow; start the site, or name its store with --store");
+        cli_fail("there is no table yet for user %lu, so nothing runs that could follow; start the site, run this as its "
+                 "user, or name its store with --store", (unsigned long)geteuid());
     else if (tg_gate_limiter(*gate, tg_text_of(policy), &limiter, &error) != TG_OK)
         cli_fail("%s", error.message);
     if (!limiter) {
