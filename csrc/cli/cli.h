@@ -17,7 +17,10 @@ enum { CLI_FINE = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 int cli_check(int count, char **arguments);
 int cli_explain(int count, char **arguments);
 int cli_init(int count, char **arguments);
+int cli_list(int count, char **arguments);
+int cli_pause(int count, char **arguments);
 int cli_reset(int count, char **arguments);
+int cli_set(int count, char **arguments);
 int cli_stats(int count, char **arguments);
 int cli_top(int count, char **arguments);
 
@@ -39,6 +42,9 @@ int cli_options(int count, char **arguments, const cli_option *options, const ch
 /* KIND=VALUE arguments as dimensions of one part. Negative: told. */
 int cli_parts(const char *command, int count, char **arguments, tg_part parts[CLI_PARTS_MAX],
               tg_dimension dimensions[CLI_PARTS_MAX]);
+
+/* A gate to act on a running site's table, and the limiter of one of its policies; NULL: told. Both are the caller's. */
+tg_limiter *cli_open_policy(const char *config, const char *store, const char *policy, tg_gate **gate);
 
 /* ---- telling */
 

@@ -112,6 +112,8 @@ cli_explain(int count, char **arguments)
     };
     if (!asked || !read_request(asked, &request))
         return cli_misused("explain", "--request is missing: expected 'POST /login'");
+    if (*request.path.data != '/' && *request.path.data != '*' && !strstr(asked, "://")) /* forms of RFC 9112, 3.2 */
+        return cli_misused("explain", "--request '%.80s': expected a path that begins with '/', as in 'POST /login'", asked);
     char *end;
     const unsigned long long cost = strtoull(cost_text, &end, 10);
     if (*cost_text < '0' || *cost_text > '9' || *end || cost > TG_LIMIT_MAX)

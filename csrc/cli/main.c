@@ -18,6 +18,9 @@ static const struct {
     { "explain", cli_explain, "why a request is answered as it is; takes nothing" },
     { "stats", cli_stats, "what has been decided, by policy and outcome; for people, JSON, Prometheus" },
     { "top", cli_top, "decisions a second by policy, again and again" },
+    { "set", cli_set, "other rules for a policy, or for one client of it, for a while" },
+    { "pause", cli_pause, "let everybody through a policy for a while" },
+    { "list", cli_list, "which overrides and pauses stand" },
     { "reset", cli_reset, "forget what one client has used under a policy" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };

@@ -1,4 +1,4 @@
-/* tidegate stats, top and reset: the counts of a running site. */
+/* tidegate stats and top: the counts of a running site. */
 #include "cli.h"
 
 #include <errno.h>
@@ -198,65 +198,4 @@ cli_top(int count, char **arguments)
     }
     tg_store_close(store);
     return status == TG_OK ? CLI_FINE : cli_fail("%s", error.message);
-}
-
-/* ---- reset ---- */
-
-static const char reset_usage[] =
-    "usage: tidegate reset POLICY KIND=VALUE... [--config FILE] [--store URI]\n"
-    "\n"
-    "Forgets what one client has used under a policy of the rules file, for all processes. The values are those of the\n"
-    "policy's `by`:\n"
-    "\n"
-    "  tidegate reset login ip=203.0.113.9 'header:X-Account=anna'\n"
-    "\n"
-    "  --config FILE   the rules file (else TIDEGATE_CONFIG)\n"
-    "  --store URI     else TIDEGATE_STORE, the file's store, shared://default\n";
-
-int
-cli_parts(const char *command, int count, char **arguments, tg_part parts[CLI_PARTS_MAX],
-          tg_dimension dimensions[CLI_PARTS_MAX])
-{
-    if (count > CLI_PARTS_MAX)
-        return cli_misused(command, "at most %d values", CLI_PARTS_MAX), -1;
-    for (int i = 0; i < count; i++) {
-        const char *equal = strchr(arguments[i], '=');
-        if (!equal || equal == arguments[i])
-            return cli_misused(command, "%.80s: expected KIND=VALUE, such as ip=203.0.113.9", arguments[i]), -1;
-        parts[i] = (tg_part){ { arguments[i], (size_t)(equal - arguments[i]) }, tg_text_of(equal + 1) };
-        dimensions[i] = (tg_dimension){ &parts[i], 1 };
-    }
-    return count;
-}
-
-int
-cli_reset(int count, char **arguments)
-{
-    const char *uri = NULL, *config = NULL;
-    const cli_option options[] = { { .name = "--store", .value = &uri }, { .name = "--config", .value = &config }, { 0 } };
-    tg_part parts[CLI_PARTS_MAX];
-    tg_dimension dimensions[CLI_PARTS_MAX];
-    count = cli_options(count, arguments, options, reset_usage);
-    if (count < 0)
-        return CLI_USAGE;
-    if (count < 3)
-        return cli_misused("reset", "expected a policy and KIND=VALUE");
-    const int given = cli_parts("reset", count - 2, arguments + 2, parts, dimensions);
-    if (given < 0)
-        return CLI_USAGE;
-    const tg_gate_options gate_options = { .path = tg_text_of(config), .store = tg_text_of(uri), .look = true };
-    tg_gate *gate;
-    tg_limiter *limiter = NULL;
-    tg_error error;
-    if (tg_gate_open(&gate_options, &gate, &error) != TG_OK)
-        return cli_fail("%s", error.message);
-    tg_status status = tg_gate_limiter(gate, tg_text_of(arguments[1]), &limiter, &error);
-    if (status == TG_OK)
-        status = tg_limiter_reset(limiter, dimensions, (size_t)given, &error);
-    tg_limiter_close(limiter);
-    tg_gate_close(gate);
-    if (status != TG_OK)
-        return cli_fail("%s", error.message);
-    printf("%s: forgotten\n", arguments[1]);
-    return CLI_FINE;
 }

@@ -126,27 +126,28 @@ add_policy(const tg_reader *r, const tg_node *node, const char *default_name)
     return TG_OK;
 }
 
-/* `unmatched` is the last policy: what nothing before it matches. */
+/* The policies of one file, behind those of the files that include it. */
 static tg_status
-read_policies(const tg_reader *r, const tg_node *node, const tg_node *unmatched)
+read_policies(const tg_reader *r, const tg_node *node)
 {
     tg_config *config = r->config;
     char shown[96];
     if (node->kind != TG_NODE_LIST)
         return tg__source_error(&r->source, node->at, "found %s, expected a list of policies",
                                 tg__node_show(node, shown, sizeof shown));
-    if (node->count > TG_POLICIES_MAX)
-        return tg__source_error(&r->source, node->at, "found %zu policies, expected at most %d", node->count,
-                                TG_POLICIES_MAX);
-    config->policies = tg__arena_take(r->kept, (node->count + 2) * sizeof *config->policies);
-    if (!config->policies)
+    if (config->policy_count + node->count > TG_POLICIES_MAX)
+        return tg__source_error(&r->source, node->at, "found %zu policies, expected at most %d",
+                                config->policy_count + node->count, TG_POLICIES_MAX);
+    tg_policy *policies = tg__arena_take(r->kept, (config->policy_count + node->count + 1) * sizeof *policies);
+    if (!policies)
         return tg__read_no_memory(r);
+    if (config->policy_count)
+        memcpy(policies, config->policies, config->policy_count * sizeof *policies);
+    config->policies = policies; /* with room for `unmatched` */
     tg_status status = TG_OK;
     for (const tg_node *entry = node->first; status == TG_OK && entry; entry = entry->next)
         status = add_policy(r, entry, NULL);
-    if (status == TG_OK && unmatched)
-        status = add_policy(r, unmatched, "unmatched");
-    return status == TG_OK ? check_together(r, node) : status;
+    return status;
 }
 
 /* ---- who the client is ---- */
@@ -198,27 +199,68 @@ read_defaults(tg_reader *r, const tg_node *node)
     return status == TG_OK ? tg__read_settings(r, values, &r->defaults) : status;
 }
 
+enum { INCLUDE, STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, EXEMPT, DENY, DEFAULTS, POLICIES, UNMATCHED, TOP_KEYS };
+
+/* What all files of one reading share. */
+struct tg_whole {
+    bool given[TOP_KEYS];     /* by a file read before: what includes a file has the last word */
+    const tg_node *policies;  /* of the file itself, for what is wrong with all together */
+    tg_reader unmatched_in;   /* where `unmatched` stands */
+    const tg_node *unmatched;
+};
+
+/* "${NAME}" becomes the variable's value: secrets need not stand in the file. */
 static tg_status
-read_file(tg_reader *r, const tg_node *root)
+expand(const tg_reader *r, const tg_node *node, const char *written, char **expanded)
 {
-    enum { STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, EXEMPT, DENY, DEFAULTS, POLICIES, UNMATCHED };
-    static const char *const known[] = { "store",  "namespace", "trusted_proxies", "client_header", "user_header",
-                                         "exempt", "deny",      "defaults",        "policies",      "unmatched",
-                                         NULL };
-    static const char *const later[] = { "include", "plans", "pause_when", "secret", NULL };
-    static const tg_keys allowed = { "the rules file", known, later };
-    tg_config *config = r->config;
-    const tg_node *values[TG_KEYS_MAX];
-    if (!root)
-        return tg__source_error(&r->source, 0, "found nothing, expected a mapping with \"policies\"");
-    tg_status status = tg__read_keys(r, root, &allowed, values);
-    if (status == TG_OK && values[STORE]) {
-        config->store_line = tg__source_line(&r->source, values[STORE]->at);
-        status = tg__read_string(r, values[STORE], "a store (\"shared://shop\")", &config->store);
+    char text[1024], name[64];
+    size_t used = 0;
+    for (const char *at = written; *at;) {
+        const char *value = at;
+        size_t length = 1;
+        if (at[0] == '$' && at[1] == '{') {
+            const char *end = strchr(at, '}');
+            const size_t place = tg__node_at(&r->source, node, (size_t)(at - written));
+            const size_t name_length = end ? (size_t)(end - at - 2) : 0;
+            if (name_length == 0 || name_length >= sizeof name)
+                return tg__source_error(&r->source, place, "found \"${\" without a variable's name and \"}\" behind it");
+            memcpy(name, at + 2, name_length);
+            name[name_length] = '\0';
+            value = getenv(name);
+            if (!value || !*value)
+                return tg__source_error(&r->source, place, "found ${%s}, which is not set in the environment", name);
+            length = strlen(value);
+            at = end;
+        }
+        if (used + length >= sizeof text)
+            return tg__source_error(&r->source, node->at, "found more than %zu bytes", sizeof text - 1);
+        memcpy(text + used, value, length);
+        used += length;
+        at++;
     }
-    if (status == TG_OK && values[SPACE])
-        status = tg__read_name(r, values[SPACE], "a namespace", config->space);
-    if (status == TG_OK && values[PROXIES])
+    *expanded = tg__arena_copy(r->kept, (tg_text){ text, used });
+    return *expanded ? TG_OK : tg__read_no_memory(r);
+}
+
+static tg_status read_included(tg_reader *r, const tg_node *entry);
+
+static tg_status
+read_includes(tg_reader *r, const tg_node *node)
+{
+    const tg_node *entry;
+    size_t count;
+    tg_status status = tg__want_entries(r, node, "a file", &entry, &count);
+    for (; status == TG_OK && entry; entry = tg__read_after(node, entry))
+        status = read_included(r, entry);
+    return status;
+}
+
+static tg_status
+read_client(tg_reader *r, const tg_node *const *values)
+{
+    tg_config *config = r->config;
+    tg_status status = TG_OK;
+    if (values[PROXIES])
         status = read_proxies(r, values[PROXIES]);
     if (status == TG_OK && values[CLIENT_HEADER]) {
         status = tg__read_string(r, values[CLIENT_HEADER], "a header's name", &config->client_header);
@@ -232,17 +274,111 @@ read_file(tg_reader *r, const tg_node *root)
             status = check_client(r, values[USER_HEADER],
                                   &(tg_client_options){ .user_header = tg_text_of(config->user_header) });
     }
+    return status;
+}
+
+static tg_status
+read_file(tg_reader *r, const tg_node *root)
+{
+    static const char *const known[] = { "include", "store", "namespace", "trusted_proxies", "client_header",
+                                         "user_header", "exempt", "deny", "defaults", "policies", "unmatched", NULL };
+    static const char *const later[] = { "plans", "pause_when", "secret", NULL };
+    static const tg_keys allowed = { "the rules file", known, later };
+    tg_config *config = r->config;
+    const tg_node *values[TG_KEYS_MAX];
+    if (!root)
+        return tg__source_error(&r->source, 0, "found nothing, expected a mapping with \"policies\"");
+    tg_status status = tg__read_keys(r, root, &allowed, values);
+    if (status != TG_OK)
+        return status;
+    const tg_node *include = values[INCLUDE], *policies = values[POLICIES], *defaults = values[DEFAULTS];
+    for (size_t i = 0; i < TOP_KEYS; i++) {
+        const bool before = r->whole->given[i];
+        r->whole->given[i] |= values[i] != NULL;
+        if (before)
+            values[i] = NULL;
+    }
+    if (values[STORE]) {
+        char *written;
+        config->store_line = tg__source_line(&r->source, values[STORE]->at);
+        status = tg__read_string(r, values[STORE], "a store (\"shared://shop\")", &written);
+        if (status == TG_OK)
+            status = expand(r, values[STORE], written, &config->store);
+    }
+    if (status == TG_OK && values[SPACE])
+        status = tg__read_name(r, values[SPACE], "a namespace", config->space);
+    if (status == TG_OK)
+        status = read_client(r, values);
     if (status == TG_OK && values[EXEMPT])
         status = tg__read_roll(r, values[EXEMPT], &config->exempt);
     if (status == TG_OK && values[DENY])
         status = tg__read_roll(r, values[DENY], &config->deny);
-    if (status == TG_OK && values[DEFAULTS])
-        status = read_defaults(r, values[DEFAULTS]);
-    config->style = r->defaults.style;
-    if (status == TG_OK && !values[POLICIES])
+    if (status == TG_OK && defaults)
+        status = read_defaults(r, defaults);
+    if (r->depth == 0)
+        config->style = r->defaults.style;
+    if (status == TG_OK && !policies && !include)
         return tg__source_error(&r->source, root->at, "found no \"policies\", expected a list of them");
+    if (status == TG_OK && values[UNMATCHED]) {
+        r->whole->unmatched = values[UNMATCHED];
+        r->whole->unmatched_in = *r;
+    }
+    if (r->depth == 0)
+        r->whole->policies = policies;
+    if (status == TG_OK && policies)
+        status = read_policies(r, policies);
+    if (status == TG_OK && include)
+        status = read_includes(r, include);
+    return status;
+}
+
+/* ---- files ---- */
+
+static tg_status read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error);
+
+static tg_status
+read_included(tg_reader *r, const tg_node *entry)
+{
+    tg_config *config = r->config;
+    char shown[96], path[1024];
+    tg_error fault;
+    char *text = NULL;
+    size_t length = 0;
+    tg_node *root = NULL;
+    tg_place last = { 0 };
+    const char *slash = entry->text.data[0] == '/' ? NULL : strrchr(r->file, '/');
+    const int folder = slash ? (int)(slash - r->file + 1) : 0;
+    if (memchr(entry->text.data, '\0', entry->text.length) || (size_t)folder + entry->text.length >= sizeof path)
+        return tg__source_error(&r->source, entry->at, "found no file's name: %s",
+                                tg__node_show(entry, shown, sizeof shown));
+    if (r->depth == TG_INCLUDE_DEPTH_MAX)
+        return tg__source_error(&r->source, entry->at, "found includes %d deep, expected at most %d: does a file include "
+                                                       "itself?",
+                                TG_INCLUDE_DEPTH_MAX + 1, TG_INCLUDE_DEPTH_MAX);
+    if (config->file_count == TG_CONFIG_FILES_MAX)
+        return tg__source_error(&r->source, entry->at, "found more than %d files in all", TG_CONFIG_FILES_MAX);
+    snprintf(path, sizeof path, "%.*s%.*s", folder, r->file, (int)entry->text.length, entry->text.data);
+    tg_reader inner = *r;
+    inner.file = tg__arena_copy(r->kept, tg_text_of(path));
+    if (!inner.file)
+        return tg__read_no_memory(r);
+    config->files[config->file_count] = (char *)inner.file;
+    if (read_text(path, &text, &length, config->marks[config->file_count++], &fault) != TG_OK)
+        return tg__source_error(&r->source, entry->at, "%s", fault.message);
+    /* Places are looked for as long as the tree is there. */
+    const char *kept = tg__arena_copy(r->source.arena, (tg_text){ text, length });
+    free(text);
+    if (!kept)
+        return tg__read_no_memory(r);
+    inner.source.text = (tg_text){ kept, length };
+    inner.source.path = inner.file;
+    inner.source.last = &last;
+    inner.depth++;
+    tg_status status = tg__yaml_read(&inner.source, &root);
     if (status == TG_OK)
-        status = read_policies(r, values[POLICIES], values[UNMATCHED]);
+        status = read_file(&inner, root);
+    if (r->whole->unmatched_in.source.last == &last)
+        r->whole->unmatched_in.source.last = NULL;
     return status;
 }
 
@@ -255,17 +391,29 @@ tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *e
     tg_place last = { 0 };
     if (!held)
         return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
+    struct tg_whole whole = { .unmatched = NULL };
     tg_reader r = {
         .source = { .text = yaml, .path = path, .arena = &tree, .error = error, .last = &last },
         .kept = &held->arena,
         .config = &held->config,
         .defaults = { .style = tg__style_default },
+        .whole = &whole,
     };
     strcpy(held->config.space, "default");
     held->config.path = tg__arena_copy(&held->arena, tg_text_of(path));
+    r.file = held->config.files[0] = held->config.path;
+    held->config.file_count = 1;
     tg_status status = held->config.path ? tg__yaml_read(&r.source, &root) : tg__read_no_memory(&r);
     if (status == TG_OK)
         status = read_file(&r, root);
+    if (status == TG_OK && !held->config.policies) {
+        held->config.policies = tg__arena_take(&held->arena, sizeof *held->config.policies);
+        status = held->config.policies ? TG_OK : tg__read_no_memory(&r);
+    }
+    if (status == TG_OK && whole.unmatched)
+        status = add_policy(&whole.unmatched_in, whole.unmatched, "unmatched");
+    if (status == TG_OK)
+        status = check_together(&r, whole.policies ? whole.policies : root);
     tg__arena_free(&tree);
     if (status == TG_OK)
         *config = &held->config;
@@ -302,12 +450,20 @@ read_all(int fd, const char *path, char *buffer, size_t *length, tg_error *error
     return TG_OK;
 }
 
-tg_status
-tg__config_read(const char *path, tg_config **config, tg_error *error)
+void
+tg__config_mark(const struct stat *file, uint64_t mark[TG_MARKS])
+{
+    const uint64_t numbers[TG_MARKS] = { file->st_dev, file->st_ino, (uint64_t)file->st_size,
+                                         (uint64_t)file->st_mtim.tv_sec, (uint64_t)file->st_mtim.tv_nsec };
+    memcpy(mark, numbers, sizeof numbers);
+}
+
+/* The whole text of a file, to be freed. */
+static tg_status
+read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error)
 {
     char *buffer = NULL;
     struct stat before, since;
-    size_t length;
     tg_status status;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO's writer is not waited for */
     if (fd == -1)
@@ -325,22 +481,40 @@ tg__config_read(const char *path, tg_config **config, tg_error *error)
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
         goto done;
     }
-    status = read_all(fd, path, buffer, &length, error);
+    status = read_all(fd, path, buffer, length, error);
     if (status != TG_OK)
         goto done;
     /* An editor that writes in place may have written half: half a list of policies is a good file that lets much
      * through. */
     if (fstat(fd, &since) == -1 || since.st_size != before.st_size || since.st_mtim.tv_sec != before.st_mtim.tv_sec ||
-        since.st_mtim.tv_nsec != before.st_mtim.tv_nsec || (off_t)length < before.st_size)
+        since.st_mtim.tv_nsec != before.st_mtim.tv_nsec || (off_t)*length < before.st_size)
         status = tg__error(error, TG_E_CONFIG, "%s: the rules file was being written while it was read: read it again",
                            path);
-    if (length > TG_CONFIG_BYTES_MAX)
+    if (*length > TG_CONFIG_BYTES_MAX)
         status = tg__error(error, TG_E_CONFIG, "%s: found more than %u bytes, expected a rules file", path,
                            TG_CONFIG_BYTES_MAX);
-    if (status == TG_OK)
-        status = tg__config_parse((tg_text){ buffer, length }, path, config, error);
+    tg__config_mark(&before, mark);
+    if (status == TG_OK) {
+        *text = buffer;
+        buffer = NULL;
+    }
 done:
     close(fd);
     free(buffer);
+    return status;
+}
+
+tg_status
+tg__config_read(const char *path, tg_config **config, tg_error *error)
+{
+    char *text = NULL;
+    size_t length = 0;
+    uint64_t mark[TG_MARKS];
+    tg_status status = read_text(path, &text, &length, mark, error);
+    if (status == TG_OK)
+        status = tg__config_parse((tg_text){ text, length }, path, config, error);
+    if (status == TG_OK)
+        memcpy((*config)->marks[0], mark, sizeof mark);
+    free(text);
     return status;
 }

@@ -44,7 +44,8 @@ typedef struct tg_plan {
 
 typedef struct tg_policy {
     char name[TG_NAME_BYTES_MAX + 1];
-    unsigned line;          /* where it begins in the file */
+    const char *file;       /* which it stands in */
+    unsigned line;          /* where it begins there */
     bool also;              /* does not end the search */
     tg_match *match;        /* NULL: every request */
     tg_rule rules[TG_RULES_MAX];
@@ -69,8 +70,15 @@ typedef struct tg_policy {
     tg_place by_place[TG_DIMENSIONS_MAX], route_place, settle_place; /* for what a face cannot tell; line 0: none */
 } tg_policy;
 
+#define TG_CONFIG_FILES_MAX 16 /* the file and all that it includes */
+#define TG_INCLUDE_DEPTH_MAX 4
+enum { TG_MARKS = 5 }; /* numbers that tell one content of a file from the next: device, inode, size, time of change */
+
 typedef struct tg_config {
     char *path;
+    char *files[TG_CONFIG_FILES_MAX]; /* that were read, `path` first */
+    size_t file_count;
+    uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS]; /* of each, as it was read */
     char *store;         /* NULL: not named */
     unsigned store_line; /* where it stands in the file */
     char space[TG_NAME_BYTES_MAX + 1];
@@ -92,6 +100,8 @@ typedef struct tg_config {
  * checked here that can be: rule texts, `by`, networks, names, duplicates, unknown keys (with the nearest known one). */
 tg_status tg__config_read(const char *path, tg_config **config, tg_error *error);
 tg_status tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error);
+struct stat;
+void tg__config_mark(const struct stat *file, uint64_t mark[TG_MARKS]);
 void tg__config_close(tg_config *config);
 
 /* Indexes of the policies that apply: the first match, and matches marked `also` (before or after it). Returns how

@@ -397,6 +397,7 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
     if (status != TG_OK)
         return status;
     *policy = r->defaults;
+    policy->file = r->file;
     policy->line = tg__source_line(&r->source, node->at);
     policy->cost.units = 1;
     if (!values[NAME] && !default_name)

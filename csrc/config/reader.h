@@ -11,6 +11,9 @@ typedef struct tg_reader {
     tg_arena *kept; /* what the config points to; the tree lives in source.arena and dies with the reading */
     tg_config *config;
     tg_policy defaults;
+    const char *file; /* the path, kept */
+    unsigned depth;   /* of includes */
+    struct tg_whole *whole;
 } tg_reader;
 
 /* The keys that a mapping may have, and those that later versions know. */

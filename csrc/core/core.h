@@ -13,6 +13,7 @@ struct tg_limiter {
     const tg_client *client; /* the caller's, or own_client */
     tg_client *own_client;   /* made when the caller gave none: no proxy is trusted; else NULL */
     char name[TG_NAME_BYTES_MAX + 1];
+    char space[TG_NAME_BYTES_MAX + 1];
     tg_rule rules[TG_RULES_MAX];
     size_t rule_count;
     tg_by *by[TG_DIMENSIONS_MAX];
@@ -39,7 +40,6 @@ typedef struct tg_held {
 tg_held tg__gate_hold(tg_gate *gate);
 void tg__gate_let_go(tg_gate *gate, const tg_held *held);
 const char *tg__gate_store_uri(const tg_gate *gate); /* as chosen when opened */
-bool tg__gate_stands_in(const tg_gate *gate); /* opened to look, and there was no table */
 
 enum { TG_SUFFIX_BYTES_MAX = 16 };
 /* tg_limiter_open; what is counted is named with the suffix, the limiter without it. */

@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { ATTEMPTS = 8 }; /* a reload between the two looks makes us look again */
 
@@ -169,7 +170,7 @@ explain_held(tg_gate *gate, const tg_held *held, const tg_request *request, tg_e
     explain_client(held->client, request, explanation);
     tg_store *store = tg_gate_store(gate);
     show_uri(tg__gate_store_uri(gate), explanation->store, sizeof explanation->store);
-    explanation->store_missing = tg__gate_stands_in(gate);
+    explanation->store_missing = tg_gate_stands_in(gate);
     explanation->now_us = tg_store_now_us(store);
     explanation->utc_offset_us = tg_store_utc_offset_us(store);
     *made = explanation;
@@ -302,8 +303,10 @@ write_text(const tg_explanation *explanation, tg_sink *sink, void *context)
     const tg_decision *decision = &judgement->decision;
     say(sink, context, "client    %s (%s)\n", explanation->client[0] ? explanation->client : "unknown",
         explanation->client_why);
-    say(sink, context, "store     %s%s\n", explanation->store,
-        explanation->store_missing ? " (no table there yet: nothing has been counted)" : "");
+    say(sink, context, "store     %s", explanation->store);
+    if (explanation->store_missing) /* a name may be another table for the site's user: docs/tables.md */
+        say(sink, context, " (no table there yet for user %lu: nothing has been counted)", (unsigned long)geteuid());
+    say(sink, context, "\n");
     say(sink, context, "policies%s\n", explanation->policy_count ? "" : "  none in the file");
     for (size_t i = 0; i < explanation->policy_count; i++) {
         const tg_explained_policy *policy = &explanation->policies[i];

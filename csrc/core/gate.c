@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,6 +16,13 @@ typedef struct client_entry {
     tg_client *client;
     struct client_entry *next;
 } client_entry;
+
+/* What tells one content of the files from the next, without reading them. */
+typedef struct stamp {
+    uint8_t digest[16];
+    bool settled; /* none of them was written within the last second */
+    bool there;
+} stamp;
 
 enum {
     SLOTS = 16,
@@ -43,6 +51,9 @@ struct tg_gate {
     slot slots[SLOTS];
     _Atomic uint64_t generation;
     _Atomic int reloading; /* pid of the process that holds the reload lock; 0: nobody */
+    bool watched;
+    _Atomic uint64_t next_look_us; /* at the file: CLOCK_MONOTONIC_COARSE */
+    stamp read, seen; /* of the files: when last read, and at the last look. Under the reload lock */
 };
 
 /* ---- pins ---- */
@@ -226,7 +237,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         *error = fault;
         return status;
     }
-    tg__error(error, TG_E_CONFIG, "%s:%u:1: policy \"%s\": %s", config->path, policy->line, policy->name,
+    tg__error(error, TG_E_CONFIG, "%s:%u:1: policy \"%s\": %s", policy->file, policy->line, policy->name,
               fault.message);
     error->line = policy->line;
     error->column = 1;
@@ -234,11 +245,11 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
 }
 
 static tg_status
-face_error(const tg_config *config, const tg_policy *policy, tg_place place, const char *what, tg_error *error)
+face_error(const tg_policy *policy, tg_place place, const char *what, tg_error *error)
 {
     tg__error(error, TG_E_CONFIG, "%s:%u:%u: policy \"%s\" asks for %s, which this face cannot know: it would never limit "
                                   "anybody here",
-              config->path, place.line, place.column, policy->name, what);
+              policy->file, place.line, place.column, policy->name, what);
     if (error) {
         error->line = place.line;
         error->column = place.column;
@@ -248,8 +259,7 @@ face_error(const tg_config *config, const tg_policy *policy, tg_place place, con
 
 /* A policy that asks for what the face cannot know would be read and never bite. */
 static tg_status
-check_face(const tg_gate *gate, const tg_config *config, const tg_policy *policy, const tg_limiter *limiter,
-           tg_error *error)
+check_face(const tg_gate *gate, const tg_policy *policy, const tg_limiter *limiter, tg_error *error)
 {
     if (gate->faces == 0)
         return TG_OK;
@@ -259,12 +269,12 @@ check_face(const tg_gate *gate, const tg_config *config, const tg_policy *policy
         if (!unknown)
             continue;
         snprintf(what, sizeof what, "\"%s\"", unknown);
-        return face_error(config, policy, policy->by_place[i], what, error);
+        return face_error(policy, policy->by_place[i], what, error);
     }
     if (policy->route_place.line && !(gate->faces & TG_FACE_ROUTE))
-        return face_error(config, policy, policy->route_place, "the route", error);
+        return face_error(policy, policy->route_place, "the route", error);
     if (policy->settle_place.line && !(gate->faces & TG_FACE_RESPONSE))
-        return face_error(config, policy, policy->settle_place, "what is answered", error);
+        return face_error(policy, policy->settle_place, "what is answered", error);
     return TG_OK;
 }
 
@@ -276,7 +286,7 @@ prepare_policy(tg_gate *gate, tg_snapshot *made, size_t at, tg_error *error)
     tg_status status = open_policy(gate, made->config, made->client, policy, policy->rules_text, &made->limiters[at],
                                    error);
     if (status == TG_OK)
-        status = check_face(gate, made->config, policy, made->limiters[at], error);
+        status = check_face(gate, policy, made->limiters[at], error);
     if (status != TG_OK || policy->plan_count == 0)
         return status;
     made->plans[at] = calloc(policy->plan_count, sizeof *made->plans[at]);
@@ -360,6 +370,45 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
     return status;
 }
 
+/* ---- what tells one content from the next ---- */
+
+static stamp
+stamp_of_marks(uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS], size_t count)
+{
+    stamp made = { .settled = true, .there = true };
+    tg_text pieces[TG_CONFIG_FILES_MAX];
+    for (size_t i = 0; i < count; i++)
+        pieces[i] = (tg_text){ (const char *)marks[i], sizeof marks[i] };
+    tg__digest(pieces, count, made.digest, sizeof made.digest);
+    return made;
+}
+
+/* As the files are now: the file and those that it includes. */
+static stamp
+look_at_files(const tg_config *config)
+{
+    uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS];
+    struct timespec today;
+    bool settled = true, there = true;
+    clock_gettime(CLOCK_REALTIME, &today);
+    for (size_t i = 0; i < config->file_count; i++) {
+        struct stat found = { 0 };
+        there &= stat(config->files[i], &found) == 0;
+        tg__config_mark(&found, marks[i]);
+        settled &= found.st_mtim.tv_sec + 1 < today.tv_sec;
+    }
+    stamp made = stamp_of_marks(marks, config->file_count);
+    made.settled = settled;
+    made.there = there;
+    return made;
+}
+
+static bool
+same_stamp(const stamp *a, const stamp *b)
+{
+    return memcmp(a->digest, b->digest, sizeof a->digest) == 0;
+}
+
 /* ---- opening ---- */
 
 static tg_status
@@ -435,6 +484,8 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
         return status;
     atomic_store(&gate->slots[0].held, first); /* slot 0 is what the word says from the beginning */
     gate->first_client = first->client;
+    gate->watched = !options->unwatched && !options->look;
+    gate->read = gate->seen = stamp_of_marks(first->config->marks, first->config->file_count);
     atomic_store(&gate->generation, 1);
     return TG_OK;
 }
@@ -473,12 +524,71 @@ tg_gate_close(tg_gate *gate)
     free(gate);
 }
 
-tg_status
-tg_gate_reload(tg_gate *gate, tg_error *error)
+/* ---- when the file has changed ---- */
+
+#define LOOK_EVERY_US UINT64_C(1000000)
+
+static const tg_config *
+config_in_force(tg_gate *gate)
+{
+    return atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held)->config; /* under the reload lock */
+}
+
+static tg_status reload(tg_gate *gate, tg_error *error);
+
+/* Reads the file again if it is another. One that was written a moment ago is left until it has rested for a second, or
+ * for a look: half a list of policies is a good file that lets much through. */
+static void
+read_if_changed(tg_gate *gate)
+{
+    tg_error error;
+    const stamp now = look_at_files(config_in_force(gate));
+    const bool rests = now.settled || same_stamp(&now, &gate->seen);
+    gate->seen = now;
+    if (!now.there || same_stamp(&now, &gate->read) || !rests)
+        return; /* a file that is gone for a moment is on its way */
+    if (reload(gate, &error) == TG_OK)
+        tg__notice("rules-read", "%s has changed and is in force from now on", gate->path);
+    else
+        tg__notice("rules-refused", "%s has changed and is refused, the rules before it stay in force: %s", gate->path,
+                   error.message);
+    if (same_stamp(&gate->read, &now))
+        return;
+    gate->read = now; /* refused: said once, not once a second */
+}
+
+/* Once a second at most, by whichever request comes by; nobody waits for it. */
+static __attribute__((noinline, cold)) void
+look(tg_gate *gate, uint64_t now_us, uint64_t due_us)
+{
+    int nobody = 0;
+    if (!atomic_compare_exchange_strong(&gate->next_look_us, &due_us, now_us + LOOK_EVERY_US) ||
+        !atomic_compare_exchange_strong(&gate->reloading, &nobody, (int)getpid()))
+        return;
+    read_if_changed(gate);
+    unlock(gate);
+}
+
+/* No system call: the coarse clock is a look into a page that the kernel keeps. */
+static inline void
+look_if_due(tg_gate *gate)
+{
+    struct timespec coarse;
+    if (!gate->watched)
+        return;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &coarse);
+    const uint64_t now_us = (uint64_t)coarse.tv_sec * 1000000 + (uint64_t)coarse.tv_nsec / 1000;
+    const uint64_t due_us = atomic_load_explicit(&gate->next_look_us, memory_order_relaxed);
+    if (__builtin_expect(now_us >= due_us, 0))
+        look(gate, now_us, due_us);
+}
+
+/* Under the reload lock. */
+static tg_status
+reload(tg_gate *gate, tg_error *error)
 {
     tg_config *config = NULL;
     tg_snapshot *made = NULL;
-    lock(gate);
     tg_status status = tg__config_read(gate->path, &config, error);
     if (status == TG_OK) {
         status = check_store(gate, config, error);
@@ -489,13 +599,24 @@ tg_gate_reload(tg_gate *gate, tg_error *error)
     }
     if (status == TG_OK) {
         collect(gate);
+        const stamp read = stamp_of_marks(made->config->marks, made->config->file_count);
         if (!publish(gate, made)) {
             snapshot_close(made);
             status = tg__error(error, TG_E_SYSTEM, "%s: %d earlier readings are still judging requests: try again",
                                gate->path, SLOTS - 1);
+        } else {
+            gate->read = read;
         }
         collect(gate);
     }
+    return status;
+}
+
+tg_status
+tg_gate_reload(tg_gate *gate, tg_error *error)
+{
+    lock(gate);
+    const tg_status status = reload(gate, error);
     unlock(gate);
     return status;
 }
@@ -506,6 +627,7 @@ tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
               size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
+    look_if_due(gate);
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     const tg_status status = tg__snapshot_judge(now, gate->store, request, cost, prior, prior_count, judgement, answer,
@@ -570,7 +692,7 @@ tg__gate_store_uri(const tg_gate *gate)
 }
 
 bool
-tg__gate_stands_in(const tg_gate *gate)
+tg_gate_stands_in(const tg_gate *gate)
 {
     return gate->stands_in;
 }

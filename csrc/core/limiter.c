@@ -1,5 +1,6 @@
 /* The limiter: several rules and several identities in one decision, and what is answered when the store is silent. */
 #include "core/metrics.h"
+#include "core/overrides.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -59,14 +60,13 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     limiter->on_full = options->on_full;
     limiter->missing_identity = options->missing_identity;
 
-    char space[TG_NAME_BYTES_MAX + 1];
     tg_status status = copy_name(limiter->name, options->name, "name", error);
     if (status == TG_OK)
-        status = copy_name(space, options->space, "namespace", error);
+        status = copy_name(limiter->space, options->space, "namespace", error);
     if (status == TG_OK)
         status = tg_rules_parse(options->rules, options->preferred, limiter->rules, &limiter->rule_count, error);
     if (status == TG_OK)
-        status = admit_rules(limiter, tg_text_of(space), suffix, error);
+        status = admit_rules(limiter, tg_text_of(limiter->space), suffix, error);
     if (status == TG_OK && !client) {
         status = tg_client_open(&(tg_client_options){ .trusted_proxy_count = 0 }, &limiter->own_client, error);
         limiter->client = limiter->own_client;
@@ -81,7 +81,7 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
                                error);
     if (status == TG_OK) {
         if (store->ops->metric_name)
-            limiter->metric = store->ops->metric_name(store, space, limiter->name);
+            limiter->metric = store->ops->metric_name(store, limiter->space, limiter->name);
         *opened = limiter;
         limiter = NULL;
     }
@@ -146,6 +146,37 @@ begin_decision(tg_decision *decision)
     decision->identity_count = 0;
 }
 
+/* What stands in the place of the limiter's own rules for this identity. false: nothing does. An override has at most as
+ * many rules as its policy, so there is room. */
+static bool
+add_overridden(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
+               tg_decision *decision)
+{
+    tg_rule rules[TG_RULES_MAX];
+    size_t count;
+    bool paused;
+    if (!tg__override_find(limiter, &decision->identities[identity_index], rules, &count, &paused) ||
+        plan->count + count > TG_TARGETS_MAX)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        tg_result *const result = &decision->results[plan->count];
+        result->rule = rules[i];
+        if (paused && rules[i].algorithm == TG_DENY) /* a limit that is far away; cost 0 makes no state of it */
+            tg_rule_make(TG_LIMIT_MAX, 1000000, 0, TG_TOKEN_BUCKET, &result->rule, NULL);
+        result->identity = (uint8_t)identity_index;
+        result->limiter = (uint8_t)limiter_index;
+        result->cost = paused ? 0 : cost;
+        plan->targets[plan->count++] = (tg_target){
+            .rule = &result->rule,
+            .identity = &decision->identities[identity_index],
+            .cost = result->cost,
+            .on_full = (uint8_t)limiter->on_full,
+        };
+    }
+    decision->result_count = (uint8_t)plan->count;
+    return true;
+}
+
 /* Every rule of the limiter, for one identity of the decision. */
 static inline tg_status
 add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
@@ -155,6 +186,9 @@ add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, 
     if (first + rule_count > TG_TARGETS_MAX)
         return tg__error(error, TG_E_ARG, "one decision judges at most %d pairs of rule and identity", TG_TARGETS_MAX);
     const tg_identity *const identity = &decision->identities[identity_index];
+    if (__builtin_expect(tg__overrides_any(limiter->store), 0) &&
+        add_overridden(plan, limiter, limiter_index, identity_index, cost, decision))
+        return TG_OK;
     for (size_t i = 0; i < rule_count; i++) {
         tg_result *const result = &decision->results[first + i];
         result->rule = limiter->rules[i];

@@ -424,6 +424,37 @@ TG_API tg_status tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dime
  * TG_E_STORE when the store did not answer (the decision keeps its marks). */
 TG_API tg_status tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error);
 
+/* ---- overrides and pauses ---------------------------------------------------------------------------------------------
+ * Set while everything runs, kept in the store, followed by every process from the next decision on, and over by
+ * themselves. What was used stays used where algorithm and period stay the same. */
+
+typedef enum tg_override_kind { TG_OVERRIDE_RULES = 1, TG_OVERRIDE_PAUSE } tg_override_kind;
+
+typedef struct tg_override {
+    tg_override_kind kind;
+    uint64_t until_us;      /* the store's clock */
+    char space[TG_NAME_BYTES_MAX + 1];
+    char policy[TG_NAME_BYTES_MAX + 1];
+    uint8_t identity[16];   /* digest of the joint identity; all zero: everybody */
+    char rules[96];         /* rule texts */
+    char shown[112];        /* the identity, as tg_identity_show writes it */
+} tg_override;
+
+/* Judges one client of a limiter, or all of them, by other rules for a while: at most as many as it has itself.
+ *
+ * dimensions   as in tg_limiter_hit; none: everybody. Of a policy with several dimensions, those without a value are left
+ *              alone. One client's override goes before everybody's
+ * rules        "5/minute", "deny"; at most 95 bytes
+ * duration_us  0: ends the one that stands
+ * TG_E_RULE, TG_E_IDENTITY, TG_E_STORE, TG_E_UNSUPPORTED (a table under 1 MiB), TG_E_SYSTEM (64 stand already) */
+TG_API tg_status tg_limiter_override(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                     tg_text rules, uint64_t duration_us, tg_error *error);
+/* Lets everybody through for a while and counts nothing: a hit is one of cost 0. `deny` is paused too. 0: ends it. */
+TG_API tg_status tg_limiter_pause(tg_limiter *limiter, uint64_t duration_us, tg_error *error);
+/* Those that stand; `count` may exceed `room`. */
+TG_API tg_status tg_store_list_overrides(tg_store *store, tg_override *overrides, size_t room, size_t *count,
+                                         tg_error *error);
+
 /* ---- judging a request ------------------------------------------------------------------------------------------ */
 
 typedef enum tg_outcome {
@@ -495,6 +526,8 @@ TG_API void tg_gate_close(tg_gate *gate); /* accepts NULL */
 TG_API tg_status tg_gate_reload(tg_gate *gate, tg_error *error);
 typedef struct tg_answer tg_answer; /* below */
 /* Finds the policies of the request (first match wins) and judges it. Never waits for a reload.
+ * Once a second at most it looks whether the file has changed, and reads it again, as tg_gate_reload would: a notice says
+ * that it is in force, or what is wrong with it and that the rules stay. The one request that finds it so takes that long.
  *
  * cost    multiplied by what a policy's own `cost` says
  * answer  may be NULL. Else made from the very rules that judged: their texts, statuses and header families */
@@ -512,6 +545,7 @@ TG_API tg_status tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int stat
  * It keeps the rules of this moment until it is opened again. TG_E_CONFIG: no such policy; the message lists them. */
 TG_API tg_status tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *error);
 TG_API tg_store *tg_gate_store(tg_gate *gate);          /* borrowed */
+TG_API bool tg_gate_stands_in(const tg_gate *gate);     /* opened to look, and there is no table: see tg_gate_options */
 TG_API const tg_client *tg_gate_client(tg_gate *gate);  /* borrowed; that of the file as first read */
 TG_API uint64_t tg_gate_generation(const tg_gate *gate); /* counts successful reads, from 1 */
 /* Whether any policy in force counts by this kind ("user", "route"; "header:" for any header): what none asks for, a face

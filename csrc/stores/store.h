@@ -59,6 +59,12 @@ typedef struct tg_store_ops {
     void (*latency_add)(tg_store *store, uint64_t latency_ns);
     tg_status (*metrics)(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
                          tg_latency_metrics *latency, tg_error *error);
+    /* Overrides and pauses; NULL where a store keeps none. override_set takes the place of the one of the same policy,
+     * identity and kind; with until_us 0 it ends that. override_list gives those that stand, of one policy and identity (and
+     * of everybody) where they are not NULL; lock-free and without allocation, since judges call it. */
+    tg_status (*override_set)(tg_store *store, const tg_override *override, tg_error *error);
+    tg_status (*override_list)(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                               tg_override *overrides, size_t room, size_t *count, tg_error *error);
 } tg_store_ops;
 
 struct tg_store {
@@ -69,6 +75,8 @@ struct tg_store {
     struct tg_store *next;
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
+    /* How many overrides stand, in memory that all processes share; NULL: the store keeps none. */
+    _Atomic(const _Atomic uint64_t *) overrides;
     atomic_bool failing;
     _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
     _Atomic uint64_t failures;        /* since trouble began */

@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 from tidegate.fastapi import install, rate_limit
 
 app = FastAPI()
-install(app)  # X-RateLimit fields on every answer
+install(app)  # X-RateLimit fields on every limited answer
 
 
 @app.get("/search", dependencies=[Depends(rate_limit("100/minute"))])

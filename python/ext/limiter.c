@@ -274,6 +274,93 @@ administer(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Seconds of an override: more than 0, at most ten years. */
+static bool
+standing_time(PyObject *seconds, uint64_t *us)
+{
+    const double value = PyFloat_AsDouble(seconds);
+    if (value == -1.0 && PyErr_Occurred())
+        return false;
+    if (!(value > 0 && value <= (double)TG_PERIOD_US_MAX / 1e6)) {
+        PyErr_SetString(PyExc_ValueError, "seconds must be more than 0 and at most ten years");
+        return false;
+    }
+    *us = value < 1e-6 ? 1 : (uint64_t)(value * 1e6);
+    return true;
+}
+
+static bool
+told(tgpy_limiter *self, tg_status status, const tg_error *error)
+{
+    tgpy_log_notices(self->state);
+    if (status != TG_OK)
+        tgpy_raise(self->state, error, NULL);
+    return status == TG_OK;
+}
+
+/* override(rules, *parts, seconds=..., dims=None) */
+static PyObject *
+limiter_override(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static const char expected[] = "expected override(rules, *parts, seconds=..., dims=None), rules a str or None";
+    tgpy_limiter *self = of(object);
+    enum { PARTS_MAX = TG_PARTS_MAX };
+    PyObject *values[PARTS_MAX + 1], *names = NULL, *made = NULL;
+    PyObject *seconds = kwargs ? PyDict_GetItemString(kwargs, "seconds") : NULL;
+    PyObject *dims = kwargs ? PyDict_GetItemString(kwargs, "dims") : NULL;
+    const Py_ssize_t count = PyTuple_Size(args) - 1, known = (seconds != NULL) + (dims != NULL);
+    uint64_t duration_us = 0;
+    tg_text rules;
+    if (count < 0 || count > PARTS_MAX || (kwargs && PyDict_Size(kwargs) != known)) {
+        PyErr_SetString(PyExc_TypeError, expected);
+        return NULL;
+    }
+    PyObject *given = PyTuple_GetItem(args, 0);
+    const bool ends = given == Py_None;
+    if (!ends && (!seconds || !PyUnicode_Check(given))) {
+        PyErr_SetString(PyExc_TypeError, expected);
+        return NULL;
+    }
+    if ((!ends && !standing_time(seconds, &duration_us)) || !tgpy_text_argument(given, "rules", &rules, &made))
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        values[i] = PyTuple_GetItem(args, i + 1);
+    if (dims == Py_None)
+        dims = NULL;
+    if (dims) {
+        values[count] = dims;
+        names = PyTuple_Pack(1, self->state->names[NAME_dims]);
+    }
+    struct call call;
+    bool done = !dims || names;
+    const bool somebody = count > 0 || dims;
+    if (somebody)
+        done = done && parse_call(self, values, count, names, false, &call);
+    if (done && self->limiter) {
+        tg_error error;
+        done = told(self, tg_limiter_override(self->limiter, somebody ? call.dimensions : NULL,
+                                              somebody ? call.dimension_count : 0, rules, duration_us, &error), &error);
+    }
+    if (somebody && (!dims || names))
+        call_fini(&call);
+    Py_XDECREF(names);
+    Py_XDECREF(made);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+limiter_pause(PyObject *object, PyObject *seconds)
+{
+    tgpy_limiter *self = of(object);
+    uint64_t duration_us = 0;
+    tg_error error;
+    if (seconds != Py_None && !standing_time(seconds, &duration_us))
+        return NULL;
+    if (self->limiter && !told(self, tg_limiter_pause(self->limiter, duration_us, &error), &error))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 limiter_reset(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -766,6 +853,13 @@ static PyMethodDef limiter_methods[] = {
                     "What hit() would decide; remaining and reset_after are those of the untouched state. Takes nothing." },
     { METHOD(reset), "reset($self, /, *parts, dims=None)\n--\n\n"
                      "Forgets the identities under every rule. Raises StoreError when the store did not answer." },
+    { "override", (PyCFunction)(void (*)(void))limiter_override, METH_VARARGS | METH_KEYWORDS,
+      "override($self, rules, /, *parts, seconds=None, dims=None)\n--\n\n"
+      "Judges one identity, or without parts and dims everybody, by other rules for so many seconds, in all processes.\n"
+      "None ends it. Raises RuleError, StoreError; at most as many rules as the limiter has." },
+    { "pause", limiter_pause, METH_O,
+      "pause($self, seconds, /)\n--\n\n"
+      "Lets everybody through for so many seconds and counts nothing, in all processes. None ends it." },
     { METHOD(refund), "refund($self, /, *parts, cost=1, dims=None)\n--\n\n"
                       "Gives cost units back, never below zero, oldest first in a log. To give back what one hit took,\n"
                       "call refund() of its decision. Raises StoreError when the store did not answer." },

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 from fastapi import Depends, Request, Response, WebSocket
@@ -113,6 +113,11 @@ class RateLimit:
             )
             self._user = None
         self.__signature__ = inspect.Signature(parameters)
+
+    @property
+    def dependency(self) -> NoReturn:
+        """What FastAPI asks of a dependency: it meets this name where Depends(...) was left out."""
+        raise AttributeError("a limit is no dependency by itself: write Depends(rate_limit(...))")
 
     @property
     def enabled(self) -> bool:

@@ -192,6 +192,33 @@ any_lock_word_gives_way_in_bounded_time(void **state)
     end(&now);
 }
 
+/* The offset to UTC lies in the header for everybody to write; until the look around once a second has put it right, it is
+ * what aligned windows are found by. */
+static void
+any_offset_to_utc_gives_an_answer(void **state)
+{
+    (void)state;
+    static const int64_t offsets[] = { INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX };
+    unlink(path_of("t"));
+    tg_store *store = store_of(uri_of("t?size=128KiB"), NULL);
+    tg_limiter *limiter = limiter_of(store, "9/10s fixed_window aligned; 9/week aligned");
+    tg_map map = bytes_of(path_of("t"));
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        char key[8];
+        snprintf(key, sizeof key, "k%zu", i);
+        tg_decision decision;
+        atomic_store(&tg__map_header(&map)->utc_offset_us, offsets[i]);
+        assert_int_equal(ask(limiter, HIT, key, 1, &decision), TG_OK);
+        assert_true(decision.allowed && !decision.degraded);
+        assert_int_equal(tg_decision_refund(store, &decision, NULL), TG_OK);
+        assert_int_equal(ask(limiter, REFUND, key, 1, NULL), TG_OK);
+        assert_int_equal(ask(limiter, PEEK, "k0", 9, &decision), TG_OK);
+    }
+    munmap(map.base, map.bytes);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
 int
 main(void)
 {
@@ -200,6 +227,7 @@ main(void)
         cmocka_unit_test(circles_and_shared_blocks_are_walked_to_an_end),
         cmocka_unit_test(a_recovery_leaves_a_sound_table_whatever_it_found),
         cmocka_unit_test(any_lock_word_gives_way_in_bounded_time),
+        cmocka_unit_test(any_offset_to_utc_gives_an_answer),
     };
     return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -48,8 +48,8 @@ class Nginx:
         temporary = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in
                             ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         text = text.replace("http {", f"http {{ {temporary}", 1)
-        if os.geteuid() == 0:
-            text = "user root;\n" + text  # its folder is private
+        # Its folder is private; without root's rights nginx has no user to choose.
+        text = text.replace("user www-data;", "user root;" if os.geteuid() == 0 else "", 1)
         self.conf = folder / "nginx.conf"
         self.conf.write_text(text)
         self.errors_path = folder / "error.log"

@@ -90,8 +90,8 @@ class Nginx(Server):
             ("include fastcgi_params;", "include /etc/nginx/fastcgi_params;"),
             ("http {", f"http {{ {temporary}"),
         ])
-        if os.geteuid() == 0:
-            text = "user root;\n" + text  # its folder is private
+        # Its folder is private; without root's rights nginx has no user to choose.
+        text = text.replace("user www-data;", "user root;" if os.geteuid() == 0 else "", 1)
         (folder / "nginx.conf").write_text(text)
         super().__init__([NGINX, "-e", folder / "error.log", "-c", folder / "nginx.conf", "-g", "daemon off;"],
                          accepts(self.port), folder / "error.log")

@@ -60,7 +60,9 @@ def test_help_names_every_command_and_wrong_usage_is_one_line_and_exit_2(run: Ru
         assert (own.returncode, own.stderr) == (0, "")
         assert own.stdout.startswith(f"usage: tidegate {command}")
     for wrong in (["nonsense"], ["check", "--nonsense"], ["check", "--face"], ["check", "--face", "cgi9", "x"],
-                  ["explain"], ["explain", "--request", ""], ["explain", "--request", "/", "--cost", "-1"],
+                  ["explain"], ["explain", "--request", ""],
+                  ["explain", "--request", "GET login"], ["explain", "--request", "GET"],
+                  ["explain", "--request", "/", "--cost", "-1"],
                   ["explain", "--request", "/", "--header", "none"], ["init", "a", "b"], ["check", "--json=1"]):
         done = run(*wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), wrong
@@ -356,7 +358,7 @@ def test_explain_makes_no_table_and_says_that_there_is_none(run: Run, tmp_path: 
     path = rules(tmp_path, SITE)
     done = run("explain", "--config", path, "--store", f"shared://{tmp_path}/none", "--request", "/")
     assert done.returncode == 0
-    assert "no table there yet" in done.stdout
+    assert f"no table there yet for user {os.geteuid()}" in done.stdout
     assert [one.name for one in tmp_path.iterdir()] == ["rules.yaml"]
 
 
@@ -661,6 +663,10 @@ def test_a_reset_lets_one_client_in_again_and_no_other(run: Run, tmp_path: Path)
 def test_a_wrong_reset_says_what_is_wrong(run: Run, tmp_path: Path) -> None:
     path = rules(tmp_path, SITE)
     common = ("--config", path, "--store", f"shared://{tmp_path}/t")
+    done = run("reset", "login", "ip=192.0.2.1", "header:X-Api-Key=a", *common)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"no table yet for user {os.geteuid()}" in done.stderr and not (tmp_path / "t").exists()
+    Gate(path, store=common[-1])
     for wrong in (["reset"], ["reset", "login"], ["reset", "login", "203.0.113.9"]):
         assert run(*wrong, *common).returncode == 2
     done = run("reset", "logn", "ip=192.0.2.1", *common)

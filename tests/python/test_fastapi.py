@@ -807,3 +807,11 @@ def environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("TIDEGATE_ENABLED", "TIDEGATE_STORE", "TIDEGATE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     yield
+
+
+def test_a_limit_without_depends_is_told_what_to_write() -> None:
+    limit = rate_limit("5/minute", store="memory://without-depends")
+    with pytest.raises(AttributeError, match=r"write Depends\(rate_limit"):
+
+        @FastAPI().get("/", dependencies=[limit])  # type: ignore[list-item]
+        def index() -> None: ...

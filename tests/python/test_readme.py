@@ -99,7 +99,7 @@ def test_the_nginx_example_of_the_readme_limits_as_it_says(
     (tmp_path / "nginx.conf").write_text(
         f"user www-data; pid /run/nginx.pid; error_log {tmp_path}/error.log;\n"
         "events { worker_connections 64; }\n"
-        f"http {{ access_log off; include {tmp_path}/tidegate.conf; }}\n"
+        f"http {{ access_log off; include /etc/nginx/mime.types; include {tmp_path}/tidegate.conf; }}\n"
     )
     wait = "until [ -S /run/tidegate.sock ]; do sleep 0.05; done"
     answers = run(
@@ -107,12 +107,13 @@ def test_the_nginx_example_of_the_readme_limits_as_it_says(
         build,
         "nginx",
         8080,
-        [("GET", "/downloads/tide.txt")] * 7,
+        [("GET", "/downloads/tide.txt")] * 2 + [("GET", "/downloads/")] * 3 + [("GET", "/downloads/tide.html")] * 2,
         more_commands=(f"{wait}; exec nginx -c {tmp_path}/nginx.conf -g 'daemon off;'",),
-        more_files={"/srv/www/downloads/tide.txt": "high water\n"},
+        more_files={"/srv/www/downloads/tide.txt": "high water\n", "/srv/www/downloads/index.html": "tides\n"},
     )
     assert_limited_to_five(answers)
-    assert answers[0][2] == "high water\n"
+    assert [body for _, _, body in answers[:5]] == ["high water\n"] * 2 + ["tides\n"] * 3
+    assert all(fields["content-type"] == "application/json" for _, fields, _ in answers[5:])
     assert "unexpected status" not in (tmp_path / "error.log").read_text()
 
 

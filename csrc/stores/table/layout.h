@@ -210,8 +210,8 @@ typedef struct tg_metric_line {
 
 /* What an operator has set while everything runs. */
 typedef struct tg_override_slot {
-    _Atomic uint32_t state; /* 0: free, 1: being written, 2: stands */
-    uint32_t kind;          /* tg_override_kind */
+    _Atomic uint32_t state; /* counts changes; odd while it is written */
+    uint32_t kind;          /* tg_override_kind; 0: free */
     uint64_t until_us;      /* the table's clock */
     char space[TG_NAME_BYTES_MAX];
     char policy[TG_NAME_BYTES_MAX];
@@ -222,7 +222,7 @@ typedef struct tg_override_slot {
 } tg_override_slot;
 
 typedef struct tg_side {
-    _Alignas(64) _Atomic uint64_t overrides_version; /* 0: there was never any */
+    _Alignas(64) _Atomic uint64_t overrides_standing; /* how many there were when last one was set; 0: none */
     _Alignas(64) _Atomic uint64_t latency[TG_LATENCY_BUCKETS]; /* how many measured decisions took how long */
     _Atomic uint64_t latency_sum_ns;
     tg_metric_slot slots[TG_METRIC_SLOTS];

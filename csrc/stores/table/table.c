@@ -997,6 +997,8 @@ static const tg_store_ops table_ops = {
     .metric_line = tg__table_metric_line,
     .latency_add = tg__table_latency_add,
     .metrics = tg__table_metrics,
+    .override_set = tg__table_override_set,
+    .override_list = tg__table_override_list,
 };
 
 tg_status
@@ -1027,6 +1029,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     atomic_init(&table->map, map);
     atomic_init(&table->check_at_us, tg__boot_now_us() + TG_CHECK_EVERY_US);
     tg__table_follow_utc(map);
+    tg__overrides_follow(table, map);
     *store = &table->base;
     return TG_OK;
 }

@@ -221,7 +221,10 @@ tg__table_now(const tg_table *table)
 static inline int64_t
 tg__table_offset(const tg_map *map)
 {
-    return map->manual ? 0 : atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+    if (map->manual)
+        return 0;
+    const int64_t offset_us = atomic_load_explicit(&tg__map_header(map)->utc_offset_us, memory_order_relaxed);
+    return offset_us == INT64_MIN ? -INT64_MAX : offset_us; /* damaged; its negative has to be a number too */
 }
 
 /* ---- upkeep.c: what is done beside decisions ---- */
@@ -242,5 +245,13 @@ tg_status tg__table_metrics(tg_store *store, tg_policy_metrics *policies, size_t
 /* Before another mapping comes into force: finds the names' slots in it. */
 void tg__metrics_follow(tg_table *table, const tg_map *map);
 void tg__metrics_close(tg_table *table);
+
+/* ---- overrides.c ---- */
+
+tg_status tg__table_override_set(tg_store *store, const tg_override *override, tg_error *error);
+tg_status tg__table_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                                  tg_override *overrides, size_t room, size_t *count, tg_error *error);
+/* Where judges look whether any stands. */
+void tg__overrides_follow(tg_table *table, const tg_map *map);
 
 #endif

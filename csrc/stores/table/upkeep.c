@@ -52,6 +52,7 @@ follow_file(tg_table *table)
     }
     map->older = old;
     tg__metrics_follow(table, map);
+    tg__overrides_follow(table, map);
     atomic_store_explicit(&table->map, map, memory_order_release);
     unmap_old(table, old);
     tg__notice("table-replaced", "%s was replaced or removed; counting goes on in the new table", table->place.path);

@@ -127,9 +127,12 @@ each_error_names_its_line_and_column(void **unused)
         { "policies:\n", 1, 1, "found nothing behind \"policies:\", expected a value or no key" },
         { "policies: {a: b}\n", 1, 11, "found a mapping, expected a list of policies" },
         { "polices: []\n", 1, 1, "found the unknown key \"polices\" in the rules file: did you mean \"policies\"?" },
-        { "policies: []\nxyz: 1\n", 2, 1, "found the unknown key \"xyz\" in the rules file, expected store, namespace, " },
+        { "policies: []\nxyz: 1\n", 2, 1, "found the unknown key \"xyz\" in the rules file, expected include, store, namespace, " },
         { "policies: []\nplans: {}\n", 2, 1, "found \"plans\" in the rules file, which is not available yet" },
-        { "policies: []\ninclude: a.yaml\n", 2, 1, "\"include\" in the rules file, which is not available yet" },
+        { "policies: []\ninclude: /no/such.yaml\n", 2, 10, "/no/such.yaml: the rules file cannot be opened" },
+        { "policies: []\ninclude: []\n", 2, 10, "found an empty list, expected a file" },
+        { "store: \"shared://${TG_NO_SUCH}\"\npolicies: []\n", 1, 18, "found ${TG_NO_SUCH}, which is not set" },
+        { "store: shared://${\npolicies: []\n", 1, 17, "found \"${\" without a variable's name" },
         { "policies: []\npause_when: {}\n", 2, 1, "not available yet" },
         { "policies: []\nlog_decisions: x\n", 2, 1, "unknown key \"log_decisions\" in the rules file" },
         { "policies: []\ndefaults: {log_decisions: some}\n", 2, 27, "found \"some\", expected none, refused or all" },
@@ -463,6 +466,77 @@ a_file_that_cannot_be_read_is_named(void **unused)
     rmdir(folder);
 }
 
+static char include_folder[64];
+
+static void
+put_file(const char *name, const char *yaml)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", include_folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(yaml, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static tg_status
+read_main(tg_config **config, tg_error *error)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/main.yaml", include_folder);
+    return tg__config_read(path, config, error);
+}
+
+static void
+an_environments_file_includes_what_all_share_and_has_the_last_word(void **unused)
+{
+    (void)unused;
+    tg_config *config;
+    tg_error error;
+    strcpy(include_folder, "/tmp/tidegate-include-XXXXXX");
+    assert_non_null(mkdtemp(include_folder));
+    setenv("TG_TEST_SHOP", "shop-7", 1);
+    put_file("main.yaml", "include: base.yaml\nstore: \"shared://${TG_TEST_SHOP}?size=1MiB\"\n"
+                          "defaults: {body: problem}\n"
+                          "policies: [{name: mine, match: {path: /a}, rules: 1/s}]\n");
+    put_file("base.yaml", "include: [more.yaml]\nstore: shared://base\nnamespace: shop\n"
+                          "policies: [{name: theirs, rules: 2/s}]\nunmatched: {rules: 3/s}\n");
+    put_file("more.yaml", "namespace: more\ndefaults: {on_store_failure: closed}\npolicies: [{name: last, rules: 4/s, "
+                          "also: true}]\n");
+    if (read_main(&config, &error) != TG_OK)
+        fail_msg("%s", error.message);
+    static const char *const names[] = { "mine", "theirs", "last", "unmatched" };
+    assert_string_equal(config->store, "shared://shop-7?size=1MiB");
+    assert_string_equal(config->space, "shop");
+    assert_int_equal(config->policy_count, COUNT(names));
+    for (size_t i = 0; i < COUNT(names); i++) {
+        assert_string_equal(config->policies[i].name, names[i]);
+        assert_true(config->policies[i].style.problem); /* inherited by what is included */
+    }
+    assert_int_equal(config->policies[1].on_store_failure, TG_FAIL_OPEN);
+    assert_int_equal(config->policies[2].on_store_failure, TG_FAIL_CLOSED);
+    assert_int_equal(config->file_count, 3);
+    assert_non_null(strstr(config->policies[2].file, "/more.yaml"));
+    tg__config_close(config);
+
+    put_file("more.yaml", "policies:\n  - {name: last, rules: 4/fortnight}\n");
+    assert_int_equal(read_main(&config, &error), TG_E_CONFIG);
+    assert_non_null(strstr(error.message, "/more.yaml:2:"));
+    assert_int_equal(error.line, 2);
+    put_file("more.yaml", "policies: [{name: mine, rules: 4/s}]\n");
+    assert_int_equal(read_main(&config, &error), TG_E_CONFIG);
+    assert_non_null(strstr(error.message, "found a second policy \"mine\""));
+    put_file("more.yaml", "include: more.yaml\npolicies: []\n");
+    assert_int_equal(read_main(&config, &error), TG_E_CONFIG);
+    assert_non_null(strstr(error.message, "does a file include itself?"));
+    unsetenv("TG_TEST_SHOP");
+    assert_int_equal(read_main(&config, &error), TG_E_CONFIG);
+    assert_non_null(strstr(error.message, "/main.yaml:2:18: found ${TG_TEST_SHOP}, which is not set"));
+    char command[100];
+    snprintf(command, sizeof command, "rm -r %s", include_folder);
+    assert_int_equal(system(command), 0);
+}
+
 int
 main(void)
 {
@@ -476,6 +550,7 @@ main(void)
         cmocka_unit_test(of_a_long_path_the_end_is_shown),
         cmocka_unit_test(the_example_of_the_documentation_is_read),
         cmocka_unit_test(a_file_that_cannot_be_read_is_named),
+        cmocka_unit_test(an_environments_file_includes_what_all_share_and_has_the_last_word),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "tidegate.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -450,6 +452,68 @@ reloads_at_once_take_their_turn(void **unused)
     tg_gate_close(gate);
 }
 
+/* As if it had been written a while ago. */
+static void
+write_rules_long_ago(const char *yaml)
+{
+    static long ago = 1000;
+    write_rules(yaml);
+    const struct timespec times[2] = { { .tv_nsec = UTIME_NOW }, { .tv_sec = 1700000000 + ago++ } };
+    assert_int_equal(utimensat(AT_FDCWD, rules_path, times, 0), 0);
+}
+
+static unsigned
+notices(const char *code, char last[480])
+{
+    tg_notice notice;
+    unsigned count = 0;
+    while (tg_notice_take(&notice))
+        if (strcmp(notice.code, code) == 0) {
+            memcpy(last, notice.message, sizeof notice.message);
+            count++;
+        }
+    return count;
+}
+
+static void
+a_changed_file_is_in_force_from_the_next_look_on_and_a_bad_one_is_told_once(void **unused)
+{
+    (void)unused;
+    const struct timespec a_look = { .tv_sec = 1, .tv_nsec = 50000000 };
+    char last[480] = "";
+    tg_clock *clock = clock_at_now();
+    tg_gate *gate = opened("policies: [{name: a, rules: 5/minute}]\n", "memory://gate-watch", clock);
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.1").decision.remaining, 4);
+    notices("rules-read", last);
+    write_rules_long_ago("policies: [{name: a, rules: 9/minute}]\n");
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.1").decision.limit, 5); /* not looked at for each request */
+    nanosleep(&a_look, NULL);
+    tg_judgement judgement = judged(gate, "GET", "/", "192.0.2.1");
+    assert_int_equal(judgement.decision.limit, 9);
+    assert_int_equal(judgement.decision.remaining, 6); /* what was used stays used */
+    assert_int_equal(tg_gate_generation(gate), 2);
+    assert_int_equal(notices("rules-read", last), 1);
+    write_rules_long_ago("policies: [{name: a, rules: 9/minuet}]\n");
+    for (int i = 0; i < 2; i++) {
+        nanosleep(&a_look, NULL);
+        assert_int_equal(judged(gate, "GET", "/", "192.0.2.2").decision.limit, 9);
+        assert_int_equal(notices("rules-refused", last), i == 0);
+    }
+    assert_non_null(strstr(last, ":1:31: found `minuet`"));
+    unlink(rules_path); /* on its way */
+    nanosleep(&a_look, NULL);
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.2").decision.limit, 9);
+    /* One that was just written is left until it has rested. */
+    write_rules("policies: [{name: a, rules: 7/minute}]\n");
+    nanosleep(&a_look, NULL);
+    judged(gate, "GET", "/", "192.0.2.2");
+    nanosleep(&a_look, NULL);
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.2").decision.limit, 7);
+    assert_int_equal(tg_gate_generation(gate), 3);
+    tg_gate_close(gate);
+    tg_clock_close(clock);
+}
+
 int
 main(void)
 {
@@ -467,6 +531,7 @@ main(void)
         cmocka_unit_test(a_limiter_of_a_policy_shares_its_counts),
         cmocka_unit_test(no_request_sees_half_of_a_change),
         cmocka_unit_test(reloads_at_once_take_their_turn),
+        cmocka_unit_test(a_changed_file_is_in_force_from_the_next_look_on_and_a_bad_one_is_told_once),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
