@@ -19,8 +19,14 @@ open_store(const char *uri)
     const tg_store_options options = { .existing = true };
     tg_store *store;
     tg_error error;
-    if (tg_store_open(tg_text_of(uri), &options, &store, &error) == TG_OK)
-        return store;
+    if (tg_store_open(tg_text_of(uri), &options, &store, &error) == TG_OK) {
+        tg_store_stats stats;
+        if (tg_store_read_stats(store, &stats, &error) == TG_OK && stats.table_bytes > 0)
+            return store;
+        tg_store_close(store);
+        cli_fail("this store has no table to look into: stats and top read shared:// stores");
+        return NULL;
+    }
     if (error.system_error == ENOENT)
         cli_fail("%s; start the site, or name its store with --store", error.message);
     else

@@ -643,6 +643,13 @@ def test_top_shows_the_busiest_policy_first(program: Path, tmp_path: Path) -> No
     assert float(lines[1].split()[1]) > float(lines[2].split()[1])
 
 
+@pytest.mark.parametrize("command", ["stats", "top"])
+def test_a_store_without_a_table_is_not_shown_as_an_empty_one(run: Run, command: str) -> None:
+    done = run(command, "--store", "redis://127.0.0.1:1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "shared://" in done.stderr
+
+
 def test_a_reset_lets_one_client_in_again_and_no_other(run: Run, tmp_path: Path) -> None:
     path = rules(tmp_path, SITE)
     store = f"shared://{tmp_path}/table"
