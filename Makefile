@@ -152,7 +152,7 @@ $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	$(Q)CFLAGS="$$CFLAGS -Werror" $(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
-install: lib programs ## copy library, header and programs under PREFIX (DESTDIR is honoured)
+install: lib programs ## copy library, header, programs and manual under PREFIX (DESTDIR is honoured)
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin
 	install -m 644 $(B)/lib/libtidegate.a $(DESTDIR)$(PREFIX)/lib/
 	install -m 755 $(B)/lib/libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/
@@ -160,6 +160,8 @@ install: lib programs ## copy library, header and programs under PREFIX (DESTDIR
 	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
 	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin/
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 

@@ -279,6 +279,7 @@ handle_event(fcgi_loop *loop, connection *conn, const fcgi_event *event)
         fcgi_log_rarely(&loop->broken_gate, FCGI_WARN, "peer-broken", "%s: connection closed: %s",
                         conn->listener->text, event->why);
         /* What was answered before still goes out; after that there is nothing to say. */
+        fcgi_relay_drop_all(loop, conn);
         conn->done = true;
         conn->end_seen = false;
         return true;
@@ -301,6 +302,13 @@ stash_input(connection *conn, const uint8_t *data, size_t length)
     return true;
 }
 
+/* Whoever is to take what this peer's input leads to does not. */
+static bool
+must_wait(const connection *conn)
+{
+    return unsent_bytes(conn) > UNSENT_BYTES_MAX || fcgi_relay_blocks(conn);
+}
+
 /* Understands input and answers it. Stops where the peer does not take its answers and sets `*used` short of the end.
  * false: broken. */
 static bool
@@ -308,26 +316,27 @@ understand(fcgi_loop *loop, connection *conn, const uint8_t *data, size_t length
 {
     fcgi_event event;
     size_t at = 0;
-    while (at < length) {
-        if (loop->out_length > OUT_BYTES - OUT_ROOM && !flush_out(loop, conn))
-            return false;
-        if (unsent_bytes(conn) > UNSENT_BYTES_MAX || fcgi_relay_blocks(conn))
-            break;
-        at += fcgi_session_feed(&conn->session, data + at, length - at, &event);
-        if (event.kind == FCGI_EVENT_MORE)
-            break;
-        if (!handle_event(loop, conn, &event))
-            return false;
-        if (event.kind == FCGI_EVENT_BROKEN) {
-            at = length;
-            break;
+    do {
+        while (at < length && !must_wait(conn)) {
+            if (loop->out_length > OUT_BYTES - OUT_ROOM && !flush_out(loop, conn))
+                return false;
+            if (unsent_bytes(conn) > UNSENT_BYTES_MAX)
+                break;
+            at += fcgi_session_feed(&conn->session, data + at, length - at, &event);
+            if (event.kind == FCGI_EVENT_MORE)
+                break;
+            if (!handle_event(loop, conn, &event))
+                return false;
+            if (event.kind == FCGI_EVENT_BROKEN)
+                at = length;
         }
-    }
+        if (!flush_out(loop, conn))
+            return false;
+        fcgi_relay_flush(loop, conn);
+        /* If the application took all of what was too much, nothing will tell us later: so on, at once. */
+    } while (at < length && !must_wait(conn));
     *used = at;
-    if (!flush_out(loop, conn))
-        return false;
-    fcgi_relay_flush(loop, conn);
-    return flush_out(loop, conn); /* a request whose application is away */
+    return true;
 }
 
 /* ---- a connection's next state */
@@ -380,8 +389,7 @@ settle(fcgi_loop *loop, connection *conn)
     if (unsent_bytes(conn) > 0) {
         if (conn->phase != PHASE_SENDING)
             move_phase(loop, conn, PHASE_SENDING, loop->now_us + sending_us(loop, conn));
-        const bool reads = !conn->stash && !conn->eof && !conn->done && unsent_bytes(conn) <= UNSENT_BYTES_MAX &&
-                           !fcgi_relay_blocks(conn);
+        const bool reads = !conn->stash && !conn->eof && !conn->done && !must_wait(conn);
         want_events(loop, conn, EPOLLOUT | (reads ? EPOLLIN : 0));
         return;
     }

@@ -240,6 +240,13 @@ want_backend_events(fcgi_loop *loop, fcgi_relay *relay, uint32_t interest)
 {
     if (relay->polled && relay->interest == interest)
         return;
+    if (interest == 0) { /* out of it altogether: that the application has left is told whatever is asked for, always */
+        if (relay->polled)
+            epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, relay->fd, NULL);
+        relay->polled = false;
+        relay->interest = 0;
+        return;
+    }
     struct epoll_event event = { .events = interest, .data.ptr = &relay->source };
     if (epoll_ctl(loop->epoll_fd, relay->polled ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, relay->fd, &event) == -1) {
         fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno)); /* its deadline ends it */
@@ -578,7 +585,7 @@ fcgi_relay_flush(fcgi_loop *loop, connection *conn)
             continue;
         if (fcgi_queue_bytes(&relay->exchange.out) > 0)
             send_queue(loop, relay);
-        if (!(relay->interest & EPOLLIN) && relay->polled)
+        if (!(relay->interest & EPOLLIN))
             move_list(loop, relay, RELAY_WORKING); /* it waits for the web server, which has just moved */
         settle_backend(loop, relay);
     }

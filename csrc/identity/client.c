@@ -379,8 +379,10 @@ tg_client_resolve(const tg_client *client, const tg_request *request, char addre
     if (!client)
         client = &tg__client_default;
     const tg_status status = find(client, request, &at, error);
-    if (status == TG_OK)
+    if (status == TG_OK) {
+        tg__client_seen(&at.address);
         tg__address_text(&at.address, client->ipv4_prefix, client->ipv6_prefix, address);
+    }
     return status;
 }
 

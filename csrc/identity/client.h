@@ -41,4 +41,7 @@ bool tg__forwarded_for(tg_text element, char node[TG_ADDRESS_TEXT_MAX], size_t *
  * wrote: a client's stray quote further left cannot swallow what the proxy appended. false: nothing is left. */
 bool tg__list_last(tg_text *rest, bool quotes, tg_text *element);
 
+/* Tells once, as a notice, when everybody seems to be one private address. A load where two have been seen. */
+void tg__client_seen(const tg_address *address);
+
 #endif

@@ -227,6 +227,18 @@ def test_a_web_server_that_hangs_up_frees_the_application(relay: Daemon, applica
     wait_for(lambda: application.seen[0].closed)
 
 
+def test_a_web_server_that_sends_nonsense_frees_the_application_and_is_closed(
+    relay: Daemon, application: Application
+) -> None:
+    with Connection(relay.address) as connection:
+        connection.send(Request(uri="/silent").encode())
+        wait_for(lambda: application.seen)
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert connection.at_end()
+        wait_for(lambda: application.seen[0].closed)
+    assert ask(relay.address, uri="/echo").status == 200
+
+
 def test_many_requests_at_once_on_one_connection_each_get_their_own_answer(relay: Daemon) -> None:
     with Connection(relay.address) as connection:
         for number in range(1, 61):
@@ -253,6 +265,19 @@ def test_a_slow_client_holds_the_application_and_not_the_memory(relay: Daemon, a
         assert len(connection.answer().body) == 50_000_000
 
 
+def test_an_application_that_has_left_its_answer_to_a_slow_client_costs_no_time(
+    relay: Daemon, application: Application
+) -> None:
+    for size in range(450_000, 750_000, 25_000):  # what all buffers on the way hold, about
+        with Connection(relay.address, timeout=20) as connection:
+            connection.send(Request(uri=f"/bytes/{size}").encode())
+            time.sleep(0.1)
+            cpu = relay.cpu_seconds()
+            time.sleep(0.15)
+            assert relay.cpu_seconds() - cpu < 0.05
+            assert len(connection.answer().body) == size
+
+
 def test_a_slow_application_holds_the_client_and_not_the_memory(
     relay: Daemon, application: Application, allowance: int
 ) -> None:
@@ -272,6 +297,14 @@ def test_a_slow_application_holds_the_client_and_not_the_memory(
         application.reading.set()
         writer.join(10)
         assert json.loads(connection.answer().body)["digest"] == hashlib.md5(body).hexdigest()
+
+
+def test_no_upload_of_many_stands_still_when_the_application_catches_up(relay: Daemon) -> None:
+    # Input that waits for an application which then takes everything at once: nobody would tell of it later.
+    for number in range(150):
+        sent = post("/echo", b"u" * (300_000 + number * 20_011))
+        with Connection(relay.address, timeout=5) as connection:
+            assert json.loads(connection.ask(sent).body)["body"] == len(sent.stdin)
 
 
 def test_a_client_that_leaves_while_the_application_does_not_read_ends_it(

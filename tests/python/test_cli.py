@@ -70,6 +70,15 @@ def test_help_names_every_command_and_wrong_usage_is_one_line_and_exit_2(run: Ru
     assert run().returncode == 2
 
 
+def test_the_manual_page_names_every_command_and_option(run: Run, root: Path) -> None:
+    page = (root / "docs/man/tidegate.1").read_text().replace("\\-", "-")
+    for command in re.findall(r"^  (\w+)  ", run("--help").stdout, re.MULTILINE):
+        entry = re.search(rf"^\.BR {command} .*?(?=^\.TP|^\.SH)", page, re.MULTILINE | re.DOTALL)
+        assert entry, command
+        for option in set(re.findall(r"--[a-z]+", run(command, "--help").stdout)):
+            assert option in entry.group(), f"{command} {option}"
+
+
 def test_an_answer_that_cannot_be_written_is_a_failure(program: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([program, "init", "-"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -5,6 +5,7 @@
 
 #include <sodium.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define DEFAULT_TIMEOUT_US UINT64_C(50000)
 #define BUCKETS_PER_POLICY 1024u
@@ -1030,6 +1031,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     atomic_init(&table->check_at_us, tg__boot_now_us() + TG_CHECK_EVERY_US);
     tg__table_follow_utc(map);
     tg__overrides_follow(table, map);
+    table->opened_by = (long)getpid();
     *store = &table->base;
     return TG_OK;
 }

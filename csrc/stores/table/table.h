@@ -204,6 +204,8 @@ typedef struct tg_table {
     struct tg_metric_names *_Atomic metric_names; /* metrics.c */
     bool told_full;            /* only used inside the check */
     bool told_lost;
+    bool told_alone;
+    long opened_by; /* pid: those forked from it share a memory store with it */
 } tg_table;
 
 static inline tg_table *
@@ -231,7 +233,8 @@ tg__table_offset(const tg_map *map)
 
 /* The look around; the call that comes first after a second does it, after its locks are released. */
 void tg__table_check(tg_table *table, uint64_t real_us);
-void tg__table_follow_utc(const tg_map *map);
+/* Returns by how much the system's clock went back, where this call found it; else 0. */
+uint64_t tg__table_follow_utc(const tg_map *map);
 tg_status tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error);
 tg_status tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
 
@@ -245,6 +248,11 @@ tg_status tg__table_metrics(tg_store *store, tg_policy_metrics *policies, size_t
 /* Before another mapping comes into force: finds the names' slots in it. */
 void tg__metrics_follow(tg_table *table, const tg_map *map);
 void tg__metrics_close(tg_table *table);
+
+/* ---- doctor.c: what is amiss around the table, said once ---- */
+
+void tg__doctor_look(tg_table *table);
+void tg__doctor_clock(const tg_table *table, uint64_t back_us);
 
 /* ---- overrides.c ---- */
 

@@ -123,19 +123,21 @@ tell_fill(tg_table *table)
                percent, table->place.path ? "shared://" : "memory://", table->place.name, size);
 }
 
-void
+uint64_t
 tg__table_follow_utc(const tg_map *map)
 {
     if (map->manual)
-        return;
+        return 0;
     tg_header_page *const header = tg__map_header(map);
     const int64_t right = tg__utc_offset_now_us();
     const int64_t held = atomic_load_explicit(&header->utc_offset_us, memory_order_relaxed);
     /* One offset for all processes, so that they agree on an aligned window; not followed below a second, or each would
      * write its own reading. The difference is unsigned because `held` may be anything. */
     const uint64_t off = right > held ? (uint64_t)right - (uint64_t)held : (uint64_t)held - (uint64_t)right;
-    if (off > 1000000)
-        atomic_store_explicit(&header->utc_offset_us, right, memory_order_relaxed);
+    if (off <= 1000000)
+        return 0;
+    atomic_store_explicit(&header->utc_offset_us, right, memory_order_relaxed);
+    return right < held ? off : 0;
 }
 
 void
@@ -153,7 +155,8 @@ tg__table_check(tg_table *table, uint64_t real_us)
                                                                   memory_order_relaxed))
         return;
     follow_file(table);
-    tg__table_follow_utc(atomic_load_explicit(&table->map, memory_order_relaxed));
+    tg__doctor_clock(table, tg__table_follow_utc(atomic_load_explicit(&table->map, memory_order_relaxed)));
+    tg__doctor_look(table);
     if (atomic_exchange_explicit(&table->crowded, false, memory_order_relaxed) || table->told_full)
         tell_fill(table);
     atomic_store_explicit(&table->checking, 0, memory_order_release);

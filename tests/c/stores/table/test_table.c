@@ -286,6 +286,17 @@ the_offset_to_utc_is_the_headers_and_is_put_right(void **state)
     sleep_us(SECOND + 50000);
     assert_true(hit(limiter, "a"));
     assert_true(llabs(tg_store_utc_offset_us(store) - right) < 100000);
+    /* The other way round the clock went back, which is said. */
+    tg_notice notice;
+    while (tg_notice_take(&notice))
+        continue;
+    atomic_store(&header->utc_offset_us, right + (int64_t)(2 * HOUR));
+    sleep_us(SECOND + 50000);
+    assert_true(hit(limiter, "b"));
+    assert_true(llabs(tg_store_utc_offset_us(store) - right) < 100000);
+    assert_true(tg_notice_take(&notice));
+    assert_string_equal(notice.code, "clock-back");
+    assert_non_null(strstr(notice.message, "went back by 7200 s"));
     munmap(map.base, map.bytes);
     tg_limiter_close(limiter);
     tg_store_close(store);
