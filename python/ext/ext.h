@@ -15,12 +15,12 @@
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
-    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                                                          \
+    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                            \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
-    X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(headers) X(client)                                    \
+    X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(query_string) X(headers) X(client)                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
-    X(HTTP_HOST) X(SERVER_NAME) X(CONTENT_TYPE) X(CONTENT_LENGTH)
+    X(HTTP_HOST) X(SERVER_NAME) X(QUERY_STRING) X(CONTENT_TYPE) X(CONTENT_LENGTH)
 
 typedef enum tgpy_name {
 #define TGPY_NAME_ENUM(name) NAME_##name,

@@ -393,6 +393,12 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
                       !encode_path(request, (tg_text){ NULL, 0 }, decoded)))
             return false;
     }
+    found = lookup(state, request, dict, NAME_query_string); /* no part of raw_path */
+    if (found) {
+        if (!PyBytes_Check(found))
+            return wrong_type("scope[\"query_string\"]", "bytes or None", found);
+        to->query = (tg_text){ PyBytes_AsString(found), (size_t)PyBytes_Size(found) };
+    }
     found = lookup(state, request, dict, NAME_client);
     if (found && !read_client(request, found))
         return false;
