@@ -299,7 +299,7 @@ write_text(const report *r)
         say(r, "\n");
     }
     if (!r->counted)
-        say(r, "a table under 1 MiB keeps no counts by policy\n");
+        say(r, "this store keeps no counts by policy; a table does from 1 MiB on\n");
     else if (!r->count)
         say(r, "nothing has been counted yet\n");
     write_latency(r);

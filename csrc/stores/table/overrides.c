@@ -47,6 +47,17 @@ speaks_of(const tg_override *override, const char *space, const char *policy, co
     return !identity || memcmp(override->identity, identity, 16) == 0 || memcmp(override->identity, everybody, 16) == 0;
 }
 
+/* The same of a slot as it lies, to pass over most of them without a copy. One that is being written may be passed over, as
+ * if it had been set a moment later. */
+static bool
+may_speak_of(const tg_override_slot *slot, const char *policy, const uint8_t identity[16])
+{
+    static const uint8_t everybody[16];
+    if (slot->kind == 0 || (policy && strncmp(slot->policy, policy, sizeof slot->policy) != 0))
+        return false;
+    return !identity || memcmp(slot->identity, identity, 16) == 0 || memcmp(slot->identity, everybody, 16) == 0;
+}
+
 tg_status
 tg__table_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
                         tg_override *overrides, size_t room, size_t *count, tg_error *error)
@@ -59,11 +70,10 @@ tg__table_override_list(tg_store *store, const char *space, const char *policy, 
     *count = 0;
     for (uint32_t i = 0; i < TG_OVERRIDE_SLOTS; i++) {
         tg_override one;
-        const uint32_t state = atomic_load_explicit(&side->overrides[i].state, memory_order_relaxed);
-        if (state == 0 || side->overrides[i].kind == 0)
+        if (!may_speak_of(&side->overrides[i], policy, identity))
             continue;
         bool whole = read_slot(&side->overrides[i], &one);
-        for (unsigned again = 0; !whole && again < 3 && one.kind != 0; again++)
+        for (unsigned again = 0; !whole && again < 3; again++)
             whole = read_slot(&side->overrides[i], &one); /* it was being written */
         if (!whole || one.until_us <= now_us || !speaks_of(&one, space, policy, identity))
             continue;
