@@ -1,4 +1,4 @@
-"""examples/fastapi under a real uvicorn with two workers: one count for both."""
+"""examples/fastapi under a real uvicorn with four workers: one count for both."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     environment = {**os.environ, "TIDEGATE_STORE": f"shared://{tmp_path}/table?size=1MiB"}
     environment.pop("TIDEGATE_ENABLED", None)
-    command = [sys.executable, "-m", "uvicorn", "--workers", "2", "--app-dir", str(EXAMPLE), "app:app"]
+    command = [sys.executable, "-m", "uvicorn", "--workers", "4", "--app-dir", str(EXAMPLE), "app:app"]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(
             [*command, "--fd", str(listener.fileno())],
@@ -41,12 +41,12 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 
 def wait_for_workers(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Until both have answered: what the count is worth is seen only where two take part."""
+    """Until all are up and two have answered: what the count is worth is seen only where several take part."""
     workers: set[int] = set()
     deadline = time.monotonic() + 60
     while len(workers) < 2:
         assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        if log.read_text().count("Application startup complete") == 2:
+        if log.read_text().count("Application startup complete") == 4:
             workers.add(json.loads(ask(port, "GET", "/search?q=word")[2])["worker"])
         else:
             time.sleep(0.05)
@@ -63,7 +63,7 @@ def ask(port: int, method: str, path: str) -> tuple[int, http.client.HTTPMessage
 
 
 @pytest.mark.fault("R154")
-def test_two_uvicorn_workers_admit_the_limit_exactly_and_count_remaining_down(port: int) -> None:
+def test_four_uvicorn_workers_admit_the_limit_exactly_and_count_remaining_down(port: int) -> None:
     answers = [ask(port, "POST", "/password/reset") for _ in range(20)]
     assert Counter(status for status, _, _ in answers) == {200: 5, 429: 15}
     assert [headers["X-RateLimit-Remaining"] for _, headers, _ in answers] == ["4", "3", "2", "1", "0"] + ["0"] * 15

@@ -1,4 +1,4 @@
-"""examples/flask under a real gunicorn with two workers: one count for both."""
+"""examples/flask under a real gunicorn with four workers: one count for both."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     environment = {**os.environ, "TIDEGATE_STORE": f"shared://{tmp_path}/table?size=1MiB"}
     environment.pop("TIDEGATE_ENABLED", None)
-    command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--chdir", str(EXAMPLE), "app:app"]
+    command = [sys.executable, "-m", "gunicorn", "--workers", "4", "--chdir", str(EXAMPLE), "app:app"]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(
             [*command, "--bind", f"fd://{listener.fileno()}"],
@@ -38,9 +38,9 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 
 def wait_for_workers(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Until both are up: what the count is worth is seen only where two take part."""
+    """Until all are up: what the count is worth is seen only where several take part."""
     deadline = time.monotonic() + 60
-    while log.read_text().count("Booting worker") < 2 or ask(port, "GET", "/health")[2] != b"ok":
+    while log.read_text().count("Booting worker") < 4 or ask(port, "GET", "/health")[2] != b"ok":
         assert server.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 
@@ -56,7 +56,7 @@ def ask(port: int, method: str, path: str) -> tuple[int, http.client.HTTPMessage
 
 
 @pytest.mark.fault("R154")
-def test_two_gunicorn_workers_admit_the_limit_exactly_and_count_remaining_down(port: int) -> None:
+def test_four_gunicorn_workers_admit_the_limit_exactly_and_count_remaining_down(port: int) -> None:
     answers = [ask(port, "POST", "/password/reset") for _ in range(20)]
     assert Counter(status for status, _, _ in answers) == {200: 5, 429: 15}
     assert [headers["X-RateLimit-Remaining"] for _, headers, _ in answers] == ["4", "3", "2", "1", "0"] + ["0"] * 15
