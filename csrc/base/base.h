@@ -33,6 +33,16 @@ const char *tg__text_show(tg_text text, char *buffer, size_t size);
 /* A whole number in decimal digits alone. false: empty, another character, or above `max`. */
 bool tg__text_number(tg_text text, uint64_t max, uint64_t *number);
 
+/* The value of a hexadecimal digit in either case; -1: it is none. */
+static inline int
+tg__hex_value(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 /* ---- digests (libsodium) */
 
 /* Must succeed once before any other digest call; thread-safe, repeatable. */

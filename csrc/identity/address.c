@@ -37,15 +37,6 @@ parse_ipv4(const char *p, const char *end, uint8_t bytes[4])
     return p == end;
 }
 
-static int
-hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static bool
 parse_ipv6(const char *p, const char *end, uint8_t bytes[16])
 {
@@ -59,8 +50,8 @@ parse_ipv6(const char *p, const char *end, uint8_t bytes[16])
     while (p < end) {
         const char *group = p;
         unsigned value = 0;
-        while (p < end && p - group < 4 && hex_value(*p) >= 0)
-            value = value << 4 | (unsigned)hex_value(*p++);
+        while (p < end && p - group < 4 && tg__hex_value(*p) >= 0)
+            value = value << 4 | (unsigned)tg__hex_value(*p++);
         if (p < end && *p == '.') { /* the last 32 bits may be written as IPv4 */
             if (count > 12 || !parse_ipv4(group, end, read + count))
                 return false;

@@ -57,15 +57,6 @@ split_at(tg_text piece, char sign, tg_text *name, tg_text *value)
 
 /* ---- name=value&name=value (WHATWG URL, application/x-www-form-urlencoded) ---- */
 
-static int
-hex(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* The next decoded byte, or -1 at the end. */
 static int
 decoded(tg_text *rest)
@@ -76,8 +67,8 @@ decoded(tg_text *rest)
     int byte = (unsigned char)rest->data[0];
     if (byte == '+') {
         byte = ' ';
-    } else if (byte == '%' && rest->length >= 3 && hex(rest->data[1]) >= 0 && hex(rest->data[2]) >= 0) {
-        byte = hex(rest->data[1]) * 16 + hex(rest->data[2]);
+    } else if (byte == '%' && rest->length >= 3 && tg__hex_value(rest->data[1]) >= 0 && tg__hex_value(rest->data[2]) >= 0) {
+        byte = tg__hex_value(rest->data[1]) * 16 + tg__hex_value(rest->data[2]);
         taken = 3;
     }
     *rest = (tg_text){ rest->data + taken, rest->length - taken };
@@ -335,7 +326,7 @@ json_unit(tg_text text, uint32_t *unit)
     if (text.length < 4)
         return false;
     for (size_t i = 0; i < 4; i++) {
-        const int digit = hex(text.data[i]);
+        const int digit = tg__hex_value(text.data[i]);
         if (digit < 0)
             return false;
         *unit = *unit << 4 | (uint32_t)digit;

@@ -57,15 +57,6 @@ climb(writer *out)
     climb(out);
 }
 
-static int
-hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* The bytes of "http://" in front of a host; 0: none. Servers take any scheme and serve the path behind it, so a list of
  * known ones would leave the others as a way around a path's policies (RFC 3986 3.1 spells a scheme). */
 static size_t
@@ -132,8 +123,8 @@ tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *d
             p++;
         for (; p < end && *p != '/'; p++) {
             char c = *p;
-            if (c == '%' && end - p > 2 && hex_value(p[1]) >= 0 && hex_value(p[2]) >= 0) {
-                c = (char)(hex_value(p[1]) << 4 | hex_value(p[2]));
+            if (c == '%' && end - p > 2 && tg__hex_value(p[1]) >= 0 && tg__hex_value(p[2]) >= 0) {
+                c = (char)(tg__hex_value(p[1]) << 4 | tg__hex_value(p[2]));
                 p += 2;
                 if (c == '/') {
                     p++;
