@@ -57,8 +57,7 @@ async def ask(app: TidegateMiddleware, client: str, method: str, target: str) ->
 
 @pytest.mark.parametrize("log", LOGS)
 def test_a_log_replayed_through_the_middleware_gives_the_decisions_of_the_reference(tmp_path: Path, log: str) -> None:
-    # A path that servers read two ways meets the policies of both readings, each with its own count: test_match.c.
-    entries = [entry for entry in (real_log(log) if log else made_up_log()) if "/../" not in entry[3]]
+    entries = real_log(log) if log else made_up_log()
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     clock = ManualClock()
