@@ -78,7 +78,11 @@ close_connection(fcgi_loop *loop, connection *conn)
     if (conn->fd == -1)
         return;
     fcgi_relay_drop_all(loop, conn);
-    close(conn->fd); /* epoll forgets it with its last descriptor */
+    /* Said, not left to close(): epoll forgets a socket with its last descriptor, and while another program is being
+     * started for a handover, that one holds a copy until its exec. */
+    if (conn->polled)
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    close(conn->fd);
     conn->fd = -1;
     fcgi_session_fini(&conn->session);
     free(conn->unsent);

@@ -96,8 +96,10 @@ move_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
 /* ---- ends */
 
 static void
-close_backend(fcgi_relay *relay)
+close_backend(const fcgi_loop *loop, fcgi_relay *relay)
 {
+    if (relay->polled && relay->fd != -1) /* as in close_connection(): another process may hold a copy */
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, relay->fd, NULL);
     if (relay->fd != -1)
         close(relay->fd);
     relay->fd = -1;
@@ -108,7 +110,7 @@ static void
 bury(fcgi_loop *loop, fcgi_relay *relay)
 {
     leave_list(loop, relay);
-    close_backend(relay);
+    close_backend(loop, relay);
     fcgi_exchange_fini(&relay->exchange);
     if (relay->held)
         loop->responder.forget(loop->responder.context, relay->held);
@@ -307,7 +309,7 @@ static bool
 connect_next(fcgi_loop *loop, fcgi_relay *relay)
 {
     const size_t index = listener_index(loop, relay->listener);
-    close_backend(relay);
+    close_backend(loop, relay);
     relay->reused = false;
     for (int next; (next = next_backend(loop, relay, index)) != -1;) {
         const fcgi_backend *backend = &relay->listener->rights.backends[next];
@@ -340,7 +342,7 @@ connect_next(fcgi_loop *loop, fcgi_relay *relay)
             want_backend_events(loop, relay, EPOLLOUT);
             return true;
         }
-        close_backend(relay);
+        close_backend(loop, relay);
         relay->busy = relay->busy || why == EAGAIN; /* a unix socket's queue is full */
         if (why != EAGAIN)
             loop->relays.down_until_us[index][next] = loop->now_us + DOWN_US;
