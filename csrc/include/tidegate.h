@@ -424,6 +424,42 @@ TG_API tg_status tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dime
  * TG_E_STORE when the store did not answer (the decision keeps its marks). */
 TG_API tg_status tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error);
 
+/* As tg_limiter_hit, for somebody who would rather wait than be refused: on buckets a hit that passes within `patience_us`
+ * is taken now, from what flows in until then, and decision->delay_us says how long to sleep before going on: first come,
+ * first served. On windows and logs nothing can be taken ahead of its time, so there it is tg_limiter_hit, and the caller
+ * sleeps `retry_after_us` and asks again. Whoever gives up gives back: tg_decision_refund.
+ *
+ * patience_us  0..TG_WAIT_US_MAX; 0 is tg_limiter_hit */
+TG_API tg_status tg_limiter_hit_within(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                       uint64_t cost, uint64_t patience_us, tg_decision *decision, tg_error *error);
+
+/* ---- reservations --------------------------------------------------------------------------------------------------- */
+
+#define TG_LEASE_US_MIN UINT64_C(1000000)      /* 1 s */
+#define TG_LEASE_US_MAX UINT64_C(86400000000)  /* a day */
+
+/* Units taken on an estimate, until somebody says what it really was. */
+typedef struct tg_reservation {
+    uint8_t id[16];        /* all zero: nothing is held (refused, degraded, or settled) */
+    uint64_t until_us;     /* the store's clock: the lease's end */
+    tg_decision decision;  /* of the hit that took them */
+} tg_reservation;
+
+/* As tg_limiter_hit. If allowed, the store remembers until the lease ends that all of it is an estimate: what is not
+ * settled by then is given back by whoever asks next, so a process that dies holds nothing for longer.
+ *
+ * lease_us  TG_LEASE_US_MIN..TG_LEASE_US_MAX
+ * A store that has no room for another lease allows nothing it could not give back: TG_E_STORE, nothing is taken. */
+TG_API tg_status tg_limiter_reserve(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
+                                    uint64_t cost, uint64_t lease_us, tg_reservation *reservation, tg_error *error);
+/* Makes it `actual` units: gives back what was too much, or takes what was too little, beyond the limit if it must (the
+ * work is done; the next hits pay). Ends the lease and marks the reservation; a second call does nothing. After the
+ * lease's end its units are back, so all of `actual` is taken then.
+ * TG_E_STORE when the store did not answer: the lease stands until its end. */
+TG_API tg_status tg_reservation_settle(tg_limiter *limiter, tg_reservation *reservation, uint64_t actual, tg_error *error);
+/* Moves the lease's end to `lease_us` from now. TG_E_ARG: it has ended, or was settled. */
+TG_API tg_status tg_reservation_renew(tg_limiter *limiter, tg_reservation *reservation, uint64_t lease_us, tg_error *error);
+
 /* ---- overrides and pauses ---------------------------------------------------------------------------------------------
  * Set while everything runs, kept in the store, followed by every process from the next decision on, and over by
  * themselves. What was used stays used where algorithm and period stay the same. */
@@ -551,6 +587,77 @@ TG_API uint64_t tg_gate_generation(const tg_gate *gate); /* counts successful re
 /* Whether any policy in force counts by this kind ("user", "route"; "header:" for any header): what none asks for, a face
  * need not find out. Holds for one generation. Walks the policies. */
 TG_API bool tg_gate_names(tg_gate *gate, const char *kind);
+
+/* ---- without waiting ------------------------------------------------------------------------------------------------
+ * The same questions for callers on an event loop, where a remote store must not be waited for. All calls of one client
+ * travel behind each other over one connection (one for each node of a cluster); each has its own deadline.
+ *
+ * Everything is called from the loop's thread, and nothing here blocks. One client for each pair of loop and store; in a
+ * forked child every call is TG_E_STORE, and only tg_async_close may follow. */
+
+typedef struct tg_async tg_async;
+typedef struct tg_async_call tg_async_call;
+
+/* What the client asks of the loop. Each may be called at any time from within a call to the client. */
+typedef struct tg_async_loop {
+    void *data;
+    /* From now on call tg_async_ready when `fd` is readable, or writable, as wanted; both false: forget it. */
+    void (*watch)(void *data, int fd, bool readable, bool writable);
+    /* Call tg_async_wake once, in so many microseconds; replaces an earlier wish. UINT64_MAX: not at all. */
+    void (*wake)(void *data, uint64_t in_us);
+    /* Call tg_async_flush once, at the end of this turn of the loop. */
+    void (*flush)(void *data);
+} tg_async_loop;
+
+#define TG_ASYNC_PENDING_MAX 4096 /* calls without an answer; one more is degraded at once */
+
+/* store  kept (another reference is taken). TG_E_UNSUPPORTED: tg_store_remote is false; ask it directly, it never waits.
+ * Connects with the first call. TG_E_NOMEM. */
+TG_API tg_status tg_async_open(tg_store *store, const tg_async_loop *loop, tg_async **client, tg_error *error);
+/* Every call still under way is done, degraded, from within. May be called from a `done`. Accepts NULL.
+ * A flush that the loop was asked for and a readiness it has yet to tell must not come any more. */
+TG_API void tg_async_close(tg_async *client);
+
+/* The loop's side: `fd` as given to `watch`. */
+TG_API void tg_async_ready(tg_async *client, int fd, bool readable, bool writable);
+TG_API void tg_async_wake(tg_async *client);
+TG_API void tg_async_flush(tg_async *client);
+
+/* Called once for each call that was begun and not cancelled. What the call was to fill is filled if `status` is TG_OK, as
+ * it would be by the function that waits. It may begin and cancel calls, and close the client. Never from within the
+ * beginning of its own call, but perhaps of another. */
+typedef void tg_async_done(void *data, tg_status status, const tg_error *error);
+
+typedef enum tg_question { TG_ASK_HIT, TG_ASK_PEEK, TG_ASK_RESET, TG_ASK_REFUND } tg_question;
+
+/* tg_limiter_hit_within, _peek, _reset, _refund. The dimensions are borrowed for this call only; `decision` (NULL for RESET
+ * and REFUND) stays as it is until `done`.
+ *
+ * call  receives what tg_async_cancel takes; NULL: answered already, `done` will not be called
+ * Any other status than TG_OK: not begun, `done` will not be called. */
+TG_API tg_status tg_limiter_begin(tg_async *client, tg_limiter *limiter, tg_question question,
+                                  const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                                  uint64_t patience_us, tg_decision *decision, tg_async_done *done, void *data,
+                                  tg_async_call **call, tg_error *error);
+/* tg_limiters_judge. The limiters, the request with all it points to, and `prior` stay as they are until `done`. */
+TG_API tg_status tg_limiters_judge_begin(tg_async *client, tg_limiter *const *limiters, size_t limiter_count,
+                                         const tg_request *request, uint64_t cost, const tg_decision *const *prior,
+                                         size_t prior_count, tg_judgement *judgement, tg_async_done *done, void *data,
+                                         tg_async_call **call, tg_error *error);
+/* tg_gate_judge, likewise, by the rules in force at the beginning. A reload keeps them until `done`. */
+TG_API tg_status tg_gate_judge_begin(tg_async *client, tg_gate *gate, const tg_request *request, uint64_t cost,
+                                     const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
+                                     tg_answer *answer, tg_async_done *done, void *data, tg_async_call **call,
+                                     tg_error *error);
+/* tg_gate_settle; `headers` are borrowed for this call only. */
+TG_API tg_status tg_gate_settle_begin(tg_async *client, tg_gate *gate, tg_judgement *judgement, int status,
+                                      const tg_header *headers, size_t header_count, tg_async_done *done, void *data,
+                                      tg_async_call **call, tg_error *error);
+/* tg_decision_refund. */
+TG_API tg_status tg_decision_refund_begin(tg_async *client, tg_decision *decision, tg_async_done *done, void *data,
+                                          tg_async_call **call, tg_error *error);
+/* `done` will not be called. Whether the hit is counted is not known if it was under way. */
+TG_API void tg_async_cancel(tg_async *client, tg_async_call *call);
 
 /* ---- the answer --------------------------------------------------------------------------------------------------- */
 

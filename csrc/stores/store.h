@@ -24,6 +24,8 @@ typedef struct tg_target {
     uint64_t cost;
     uint64_t stamp_us;  /* REFUND with `own`; HIT with `charged`: the earlier hit's stamp */
     uint8_t on_full;    /* tg_on_full */
+    uint64_t patience_us; /* HIT, PEEK on buckets: admit what passes within so long; the wait is told as delay_us */
+    bool forced;          /* HIT: take it whether it fits or not, and say so as allowed; later hits pay for it */
     bool own;
     bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
 } tg_target;
