@@ -659,9 +659,9 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
     const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
     if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond the year 2235 cannot be told to Redis");
-    if (client->pending >= TG__ASYNC_PENDING_MAX)
+    if (client->pending >= TG_ASYNC_PENDING_MAX)
         return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", store->address.shown,
-                         TG__ASYNC_PENDING_MAX);
+                         TG_ASYNC_PENDING_MAX);
     tg_async_call *call = client->spare;
     if (call)
         client->spare = call->queue_next;

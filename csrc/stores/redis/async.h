@@ -8,32 +8,12 @@
 
 #include "stores/store.h"
 
-typedef struct tg_async tg_async;
-typedef struct tg_async_call tg_async_call;
-
-/* What the client asks of the loop. Each may be called at any time from within a call to the client. */
-typedef struct tg_async_loop {
-    void *data;
-    /* From now on call tg__async_ready when `fd` is readable, or writable, as wanted; both false: forget it. */
-    void (*watch)(void *data, int fd, bool readable, bool writable);
-    /* Call tg__async_wake once, in so many microseconds; replaces an earlier wish. UINT64_MAX: not at all. */
-    void (*wake)(void *data, uint64_t in_us);
-    /* Call tg__async_flush once, at the end of this turn of the loop. */
-    void (*flush)(void *data);
-} tg_async_loop;
-
-#define TG__ASYNC_PENDING_MAX 4096 /* calls without an answer; one more is TG_E_STORE at once */
-
 /* store  a Redis store, else TG_E_UNSUPPORTED; kept (another reference is taken)
  * Connects with the first call. TG_E_NOMEM. */
 tg_status tg__async_open(tg_store *store, const tg_async_loop *loop, tg_async **client, tg_error *error);
 /* Every call still under way is done with TG_E_STORE, from within. May be called from a `done`. Accepts NULL. */
 /* A flush that the loop was asked for and a readiness it has yet to tell must not come any more. */
 void tg__async_close(tg_async *client);
-
-/* Called once for each call that was begun and not cancelled; `error` is filled unless status is TG_OK. It may begin
- * and cancel calls, and close the client. Never from within the beginning of its own call, but perhaps of another. */
-typedef void tg_async_done(void *data, tg_status status, const tg_error *error);
 
 /* As tg_store_ops.apply. `targets`, all they point to, and `results` stay the caller's and as they are until `done`.
  *

@@ -432,15 +432,15 @@ more_calls_than_the_bound_are_refused_at_once(void **unused)
     const tg_rule rule = rule_of(store, "100000/hour token_bucket", "x");
     loop on;
     loop_open(store, &on);
-    static asked calls[TG__ASYNC_PENDING_MAX + 10];
+    static asked calls[TG_ASYNC_PENDING_MAX + 10];
     server_signal(&redis, SIGSTOP);
-    for (size_t i = 0; i < TG__ASYNC_PENDING_MAX + 10; i++) {
+    for (size_t i = 0; i < TG_ASYNC_PENDING_MAX + 10; i++) {
         prepare(&calls[i], &on, &rule, "a");
-        assert_int_equal(ask(&calls[i]), i < TG__ASYNC_PENDING_MAX ? TG_OK : TG_E_STORE);
+        assert_int_equal(ask(&calls[i]), i < TG_ASYNC_PENDING_MAX ? TG_OK : TG_E_STORE);
     }
     server_signal(&redis, SIGCONT);
-    run_until_done(&on, calls, TG__ASYNC_PENDING_MAX, 10 * SECOND_US);
-    for (size_t i = 0; i < TG__ASYNC_PENDING_MAX; i++)
+    run_until_done(&on, calls, TG_ASYNC_PENDING_MAX, 10 * SECOND_US);
+    for (size_t i = 0; i < TG_ASYNC_PENDING_MAX; i++)
         assert_int_equal(calls[i].status, TG_OK);
     tg__async_close(on.client);
     tg_store_close(store);
