@@ -112,8 +112,8 @@ construct(tg_text text, const tg_store_options *options, tg_store **store, tg_er
     if (strncmp(shown, "tiered", 6) == 0)
         return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there is redis://", shown);
     return tg__error(error, TG_E_CONFIG,
-                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
-                     "redis+sentinel://", shown);
+                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix://, "
+                     "redis+sentinel:// or redis+cluster://", shown);
 }
 
 static tg_store *

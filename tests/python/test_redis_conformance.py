@@ -1,5 +1,6 @@
 """The Redis store answers as the reference does: the shared vectors, random traces with the bounds' largest numbers, through
-C and through Python, under a manual clock (the scripts then take the time from the call, under keys of their own)."""
+C and through Python, under a manual clock (the scripts then take the time from the call, under keys of their own). On one
+server, and on a cluster of three, where a trace's identities lie in different slots."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "reference"), str(TESTS / "redis")]
 import limiters
 import traces
+from cluster import Cluster, cluster
 from server import Server, server
 from test_traces import SEED, Made, compare, once, run_program
 
@@ -31,9 +33,9 @@ def within_clock(case: traces.Case) -> bool:
     return all(step.at <= CLOCK_MAX for step in case.steps)
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[Server]:
-    with server() as one:
+@pytest.fixture(scope="module", params=["server", "cluster"])
+def redis(request: pytest.FixtureRequest) -> Iterator[Server | Cluster]:
+    with server() if request.param == "server" else cluster() as one:
         yield one
 
 
@@ -47,7 +49,7 @@ def made() -> Made:
     return cases
 
 
-def test_vectors_hold_on_redis(redis: Server, build: Path, make: Callable[..., None]) -> None:
+def test_vectors_hold_on_redis(redis: Server | Cluster, build: Path, make: Callable[..., None]) -> None:
     make(str(build / "tests" / "replay"))
     cases = [(case, traces.answers(case)) for case in traces.vector_cases()]
     assert len(cases) > 30
@@ -55,7 +57,7 @@ def test_vectors_hold_on_redis(redis: Server, build: Path, make: Callable[..., N
 
 
 def test_redis_through_c_equals_the_reference(
-    redis: Server, made: Made, build: Path, make: Callable[..., None]
+    redis: Server | Cluster, made: Made, build: Path, make: Callable[..., None]
 ) -> None:
     make(str(build / "tests" / "replay"))
     compare(made, run_program(build / "tests" / "replay", redis.patient))
@@ -63,14 +65,14 @@ def test_redis_through_c_equals_the_reference(
 
 
 def test_redis_under_sanitizers_equals_the_reference(
-    redis: Server, made: Made, build: Path, make: Callable[..., None]
+    redis: Server | Cluster, made: Made, build: Path, make: Callable[..., None]
 ) -> None:
     program = build / "asan" / "tests" / "replay"
     make(str(program), "asan")
     compare(made[:100], run_program(program, redis.patient))
 
 
-def test_redis_through_python_equals_the_reference(redis: Server, made: Made) -> None:
+def test_redis_through_python_equals_the_reference(redis: Server | Cluster, made: Made) -> None:
     clock = ManualClock(0)
     keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
 

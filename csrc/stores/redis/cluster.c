@@ -1,14 +1,14 @@
 /* redis+cluster://: which node has which slot, and a decision over identities that lie in several slots.
  *
  * All rules on one identity lie in one slot (keys.c), and what lies in one slot is one call to one node: all or nothing
- * as everywhere. Identities in several slots are charged slot after slot, in the order of the slots' numbers, so that
- * two clients who share both never refuse each other; when a later slot denies or fails, what the earlier ones took is
- * given back. docs/redis.md says what that leaves inexact.
+ * as everywhere. Identities in several slots are looked at first and then charged slot after slot, in the order of the
+ * slots' numbers, so that two clients who share both never refuse each other; when a later slot denies or fails all the
+ * same, what the earlier ones took is given back. docs/redis.md says what that leaves inexact.
  *
  * A node is a store of its own: connections, circuit breaker, scripts. Who has which slot is a guess that the nodes
  * themselves correct (MOVED, ASK), in which case nothing has run.
  *
- * Lock order: the cluster's lock, then none. Must not enter: what a rule means; RESP; sockets. */
+ * Lock order: the cluster's lock, then a pool's. Must not enter: what a rule means; RESP; sockets. */
 #include "stores/redis/redis.h"
 
 #include <errno.h>
@@ -693,6 +693,16 @@ tell(tg_op op, tg_part_call *part, const tg_target *targets, bool untaken, tg_re
     return trouble;
 }
 
+static void
+part_forget(tg_cluster *cluster, tg_part_call *part)
+{
+    if (part->reply)
+        freeReplyObject(part->reply);
+    node_release(cluster, part->node);
+    part->reply = NULL;
+    part->node = NULL;
+}
+
 static tg_trouble
 ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_redis_keyring *keyring,
          const tg_target *targets, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
@@ -700,6 +710,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     tg_target own[TG_TARGETS_MAX];
     for (size_t i = 0; i < part->count; i++)
         own[i] = targets[part->index[i]];
+    part_forget(cluster, part);
     tg__call_plan(&part->call, op, own, part->count);
     part->call.denied = look; /* only judged, as where a rule of the call denies by itself */
     if (part->call.asked == 0)
@@ -763,49 +774,79 @@ all_may_be_asked(tg_cluster *cluster, const tg_parts *parts, tg_error *error)
     return may;
 }
 
+/* Asks one part and tells the results; `refused` is set when a target of it denies. */
 static tg_trouble
-decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_redis_keyring *keyring,
-       const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
+judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_redis_keyring *keyring,
+           const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, bool *refused,
+           tg_error *error)
 {
-    const bool charges = op == TG_OP_HIT && !denied && parts->count > 1;
-    if (charges && !all_may_be_asked(cluster, parts, error)) {
+    tg_trouble trouble = ask_part(cluster, op, part, look, keyring, targets, manual_now_us, deadline_us, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = tell(op, part, targets, false, results, error);
+    for (size_t i = 0; i < part->count && trouble == TG__TROUBLE_NONE; i++) {
+        part->charged = part->charged || results[part->index[i]].charged;
+        *refused = *refused || !results[part->index[i]].allowed;
+    }
+    return trouble;
+}
+
+/* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
+ * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
+ * or a node stops answering, is there something to give back. */
+static tg_trouble
+charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
+       tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
+{
+    const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
+    tg_trouble trouble = TG__TROUBLE_NONE;
+    bool refused = false;
+    if (!all_may_be_asked(cluster, parts, error)) {
         if (!look_is_due(cluster))
             return TG__TROUBLE_PAUSED;
-        refresh(cluster, NULL, deadline_us, error);
+        refresh(cluster, NULL, charges_until_us, error);
         if (!all_may_be_asked(cluster, parts, error))
             return TG__TROUBLE_PAUSED;
     }
-    /* A part of the time is kept for giving back. */
-    const uint64_t hits_until_us = charges ? deadline_us - cluster->timeout_us / 5 : deadline_us;
-    tg_trouble trouble = TG__TROUBLE_NONE, refund_trouble = TG__TROUBLE_NONE;
-    bool refused = denied;
-    for (size_t i = 0; i < parts->count && trouble == TG__TROUBLE_NONE; i++) {
-        tg_part_call *part = parts->parts[i];
-        trouble = ask_part(cluster, op, part, refused, keyring, targets, manual_now_us, hits_until_us, error);
-        if ((op == TG_OP_REFUND || op == TG_OP_RESET) && trouble != TG__TROUBLE_NONE) {
-            refund_trouble = trouble; /* each slot for itself: the others are given back all the same */
-            trouble = TG__TROUBLE_NONE;
-            continue;
-        }
-        if (trouble != TG__TROUBLE_NONE || op == TG_OP_REFUND || op == TG_OP_RESET)
-            continue;
-        trouble = tell(op, part, targets, false, results, error);
-        for (size_t j = 0; j < part->count && trouble == TG__TROUBLE_NONE; j++) {
-            part->charged = part->charged || results[part->index[j]].charged;
-            refused = refused || (op == TG_OP_HIT && !results[part->index[j]].allowed);
-        }
-    }
-    if (op == TG_OP_REFUND || op == TG_OP_RESET)
-        return refund_trouble;
-    if (op != TG_OP_HIT || (trouble == TG__TROUBLE_NONE && !refused))
+    for (size_t i = parts->count; i-- > 0 && trouble == TG__TROUBLE_NONE;)
+        if (i > 0 || refused)
+            trouble = judge_part(cluster, TG_OP_HIT, parts->parts[i], true, keyring, targets, results, manual_now_us,
+                                 charges_until_us, &refused, error);
+    size_t asked = 0;
+    for (; asked < parts->count && trouble == TG__TROUBLE_NONE && !refused; asked++)
+        trouble = judge_part(cluster, TG_OP_HIT, parts->parts[asked], false, keyring, targets, results, manual_now_us,
+                             charges_until_us, &refused, error);
+    if (trouble == TG__TROUBLE_NONE && !refused)
         return trouble;
-    for (size_t i = 0; i < parts->count; i++) {
+    for (size_t i = 0; i < asked; i++) {
         tg_part_call *part = parts->parts[i];
         if (!part->charged)
             continue;
         give_back(cluster, part, keyring, targets, results, manual_now_us, deadline_us);
         if (trouble == TG__TROUBLE_NONE)
-            tell(op, part, targets, true, results, error); /* as it stood before: it has been read once already */
+            tell(TG_OP_HIT, part, targets, true, results, error); /* as it stood before: it has been read once already */
+    }
+    return trouble;
+}
+
+static tg_trouble
+decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_redis_keyring *keyring,
+       const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
+{
+    if (op == TG_OP_HIT && !denied && parts->count > 1)
+        return charge(cluster, parts, keyring, targets, results, manual_now_us, deadline_us, error);
+    tg_trouble trouble = TG__TROUBLE_NONE;
+    bool refused;
+    for (size_t i = 0; i < parts->count; i++) {
+        tg_part_call *part = parts->parts[i];
+        if (op == TG_OP_HIT || op == TG_OP_PEEK) {
+            trouble = judge_part(cluster, op, part, denied, keyring, targets, results, manual_now_us, deadline_us, &refused,
+                                 error);
+            if (trouble != TG__TROUBLE_NONE)
+                return trouble;
+        } else { /* each slot for itself: when one fails the others are given back all the same */
+            const tg_trouble one = ask_part(cluster, op, part, false, keyring, targets, manual_now_us, deadline_us, error);
+            trouble = one != TG__TROUBLE_NONE ? one : trouble;
+        }
     }
     return trouble;
 }
@@ -842,11 +883,8 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
                 results[i].retry_after_us = TG_NEVER;
             }
         trouble = decide(cluster, op, &parts, call.denied, &keyring, targets, results, manual_now_us, deadline_us, error);
-        for (size_t i = 0; i < parts.count; i++) {
-            if (parts.room[i].reply)
-                freeReplyObject(parts.room[i].reply);
-            node_release(cluster, parts.room[i].node);
-        }
+        for (size_t i = 0; i < parts.count; i++)
+            part_forget(cluster, &parts.room[i]);
     }
     if (trouble == TG__TROUBLE_NONE)
         return TG_OK;
@@ -918,10 +956,19 @@ cluster_close(tg_store *base)
     free(cluster);
 }
 
+static tg_status
+cluster_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error)
+{
+    (void)loop, (void)client;
+    return tg__error(error, TG_E_UNSUPPORTED, "%s: a cluster cannot be asked without waiting yet",
+                     cluster_of(store)->address.shown);
+}
+
 static const tg_store_ops cluster_ops = {
     .name = "redis",
     .remote = true,
     .apply = cluster_apply,
+    .async_open = cluster_async_open,
     .admit_rule = cluster_admit_rule,
     .name_rule = cluster_name_rule,
     .now_us = cluster_now_us,
