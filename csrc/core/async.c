@@ -401,7 +401,7 @@ new_judging(tg_async *client, const tg_request *request, uint64_t cost, const tg
     call->prior_count = prior_count;
     call->judgement = judgement;
     call->inquiry.said = NULL;
-    call->inquiry.said_count = 0;
+    call->inquiry.said_count = call->inquiry.paused = 0;
     return call;
 }
 

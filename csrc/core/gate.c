@@ -103,6 +103,7 @@ snapshot_close(tg_snapshot *old)
     }
     free(old->plans);
     free(old->logged);
+    free(old->watches);
     free(old->limiters);
     tg__config_close(old->config);
     free(old);
@@ -304,7 +305,7 @@ is_simple(const tg_policy *policy)
 {
     return policy->exempt.count == 0 && policy->deny.count == 0 && policy->plan_count == 0 &&
            policy->cost.source == TG_COST_FIXED && policy->cost.units == 1 && policy->mode == TG_MODE_ENFORCE &&
-           policy->log == TG_LOG_NONE && policy->settle_place.line == 0;
+           policy->log == TG_LOG_NONE && policy->settle_place.line == 0 && policy->pause.period_us == 0;
 }
 
 static void
@@ -313,6 +314,19 @@ look_over(tg_snapshot *made)
     made->simple = made->config->exempt.count == 0 && made->config->deny.count == 0;
     for (size_t i = 0; i < made->limiter_count; i++)
         made->simple &= is_simple(&made->config->policies[i]);
+}
+
+static tg_status
+make_watches(tg_snapshot *made, tg_error *error)
+{
+    const tg_config *config = made->config;
+    bool any = false;
+    for (size_t i = 0; i < config->policy_count; i++)
+        any |= config->policies[i].pause.period_us != 0;
+    if (!any)
+        return TG_OK;
+    made->watches = calloc(config->policy_count, sizeof *made->watches);
+    return made->watches ? TG_OK : tg__error(error, TG_E_NOMEM, "%s: out of memory", config->path);
 }
 
 static const char *
@@ -355,6 +369,8 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
     made->logged = calloc(config->policy_count + 1, sizeof *made->logged);
     if (!made->limiters || !made->plans || !made->logged)
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
+    if (status == TG_OK)
+        status = make_watches(made, error);
     if (status == TG_OK)
         status = take_client(gate, config, &made->client, error);
     for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {

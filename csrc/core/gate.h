@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "core/core.h"
+#include "core/watch.h"
 
 #include <stdatomic.h>
 
@@ -21,7 +22,8 @@ typedef struct tg_snapshot {
     tg_limiter **limiters;   /* one for each policy, in the file's order; of policies with plans the one for the rest */
     tg_limiter ***plans;     /* for each policy with plans one for each of them, else NULL */
     size_t limiter_count;
-    struct tg_logged *logged; /* for each policy, what has been said of it: the one thing that changes */
+    struct tg_logged *logged; /* for each policy, what has been said of it: this and what follows is all that changes */
+    tg_watch *watches;       /* for each policy, how its answers go; NULL: none has a `pause_when` */
     bool simple;             /* no policy does more than judge: the short way */
 } tg_snapshot;
 

@@ -16,7 +16,7 @@ typedef struct tg_target_list {
     size_t count;
 } tg_target_list;
 
-enum { TG_QUESTIONS_MAX = 3 }; /* of one judgement: enforced policies, challenges, shadows */
+enum { TG_QUESTIONS_MAX = 4 }; /* of one judgement: enforced policies, paused ones, challenges, shadows */
 
 struct tg_inquiry {
     /* The question: all it points to is in here or in the caller's decision, and stays. */
@@ -31,6 +31,7 @@ struct tg_inquiry {
     /* What was decided on the answers before, for judges that begin again. */
     tg_decision *said; /* TG_QUESTIONS_MAX - 1 of them; NULL: there is one question only */
     uint8_t said_count, told; /* told: of these, in this turn of the judge */
+    uint8_t paused;           /* a bit for each place of judge.c, as seen in the first turn */
 };
 
 /* Whether what is being done now was done already, in a turn before. */

@@ -754,6 +754,7 @@ tg__judgement_unmatched(tg_judgement *judgement)
     judgement->status = 0;
     judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
     judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
+    judgement->watch_count = 0;
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

@@ -66,6 +66,20 @@ target_of(tg_decision *decision, tg_result *result, uint64_t cost)
     };
 }
 
+/* Policies that watch how their requests are answered; those that a reload has taken away since are no longer there. */
+static void
+tell_watches(const tg_snapshot *now, const tg_judgement *judgement, int status)
+{
+    for (size_t i = 0; now->watches && i < now->limiter_count; i++) {
+        const tg_policy *policy = &now->config->policies[i];
+        bool watched = false;
+        for (size_t k = 0; policy->pause.period_us && k < judgement->watch_count; k++)
+            watched |= judgement->watches[k] == policy->watch;
+        if (watched)
+            tg__watch_add(&now->watches[i], now->limiters[i], &policy->pause, status >= 500);
+    }
+}
+
 bool
 tg__settle_begin(tg_settling *settling, const tg_snapshot *now, tg_judgement *judgement, int status,
                  const tg_header *headers, size_t header_count)
@@ -80,6 +94,8 @@ tg__settle_begin(tg_settling *settling, const tg_snapshot *now, tg_judgement *ju
     settling->phase = TG_SETTLE_BEGINS;
     settling->at = 0;
     settling->status = TG_OK;
+    if (judgement->watch_count)
+        tell_watches(now, judgement, status);
     for (size_t i = 0; i < decision->result_count; i++) {
         const tg_result *result = &decision->results[i];
         const tg_policy *policy = result->charged ? policy_of(now, &result->rule) : NULL;

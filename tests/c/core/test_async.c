@@ -528,6 +528,8 @@ static const char everything[] =
     "     cost: {response_header: X-Cost, reserve: 2, max: 9}}\n"
     "  - {name: heavy, also: true, match: {path: \"/form*\"}, by: [ip, \"form:account\"], rules: 9/minute,\n"
     "     missing_identity: shared}\n"
+    "  - {name: ailing, also: true, rules: 4/minute token_bucket,\n"
+    "     pause_when: error_rate > 45% over 20s min 5}\n"
     "  - {name: proof, also: true, mode: challenge, rules: 4/minute token_bucket}\n"
     "  - {name: trial, mode: shadow, rules: 3/minute token_bucket}\n";
 
@@ -648,7 +650,7 @@ a_file_judges_settles_and_counts_as_where_the_store_is_waited_for(void **unused)
             char cost[8];
             snprintf(cost, sizeof cost, "%d", rand_r(&seed) % 12);
             const tg_header header = { tg_text_of("X-Cost"), tg_text_of(cost) };
-            const int status = rand_r(&seed) % 2 ? 401 : 200;
+            const int status = rand_r(&seed) % 3 == 0 ? 401 : rand_r(&seed) % 2 ? 200 : 500;
             heard one = { 0 };
             assert_int_equal(tg_gate_settle(now, &expected[last], status, &header, 1, NULL), TG_OK);
             assert_int_equal(tg_gate_settle_begin(client, then, &judged[last], status, &header, 1, on_done, &one, &one.call, NULL),
@@ -659,19 +661,22 @@ a_file_judges_settles_and_counts_as_where_the_store_is_waited_for(void **unused)
             assert_int_equal(one.times, one.call ? 1 : 0);
             assert_same_judgement(&judged[last], &expected[last]);
         }
-        tg_clock_advance_us(the_clock, (uint64_t)rand_r(&seed) % 3000000);
+        tg_clock_advance_us(the_clock, (uint64_t)rand_r(&seed) % 2000000);
     }
-    assert_int_equal(most, 4); /* one before the body is there, three kinds of policies after: all were met */
+    assert_int_equal(most, 5); /* one before the body is there, four kinds of policies after: all were met */
     static tg_policy_metrics expected[16], counted[16];
     const size_t count = metrics_of(waits, expected);
     assert_int_equal(metrics_of(answers_later, counted), count);
+    uint64_t paused = 0;
     for (size_t i = 0; i < count; i++) {
+        paused += counted[i].counts[TG_METRIC_PAUSED];
         assert_string_equal(counted[i].policy, expected[i].policy);
         for (size_t k = 0; k < TG_METRICS; k++)
             if (counted[i].counts[k] != expected[i].counts[k])
                 fail_msg("%s %s: %lu, expected %lu", counted[i].policy, tg_metric_word((tg_metric)k),
                          (unsigned long)counted[i].counts[k], (unsigned long)expected[i].counts[k]);
     }
+    assert_true(paused > 0);
     tg_gate_close(now);
     tg_gate_close(then);
 }
