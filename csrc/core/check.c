@@ -318,6 +318,7 @@ static const struct {
     { "wsgi", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_RESPONSE },
     { "fcgi", TG_FACE_KNOWN | TG_FACE_USER },
     { "fcgi-auth", TG_FACE_KNOWN | TG_FACE_USER },
+    { "cgi", TG_FACE_KNOWN | TG_FACE_USER },
 };
 
 static void
@@ -458,7 +459,7 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         if (tg__text_is(options->face, faces[i].word))
             known = faces[i].bits;
     if (options->face.length && !known)
-        return tg__error(error, TG_E_ARG, "found the face \"%s\", expected asgi, flask, wsgi, fcgi or fcgi-auth",
+        return tg__error(error, TG_E_ARG, "found the face \"%s\", expected asgi, flask, wsgi, fcgi, fcgi-auth or cgi",
                          tg__text_show(options->face, shown, sizeof shown));
 
     /* As a gate reads it, over a store that nobody else has: what a table could never hold is a fault of the file too. */
