@@ -10,6 +10,10 @@
 typedef struct tg_metric_name tg_metric_name; /* the store's */
 typedef struct tg_sight tg_sight;             /* sight.h */
 
+/* The words in which answers to a policy's requests are counted: a ring of the last stretches of time, then how often
+ * somebody was let through. core/watch.c knows what is in them. */
+enum { TG_WATCH_RING = 7, TG_WATCH_LET_THROUGH = TG_WATCH_RING, TG_WATCH_WORDS };
+
 typedef enum tg_op {
     TG_OP_HIT,    /* decide over all targets; take from all or from none */
     TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
@@ -94,6 +98,8 @@ typedef struct tg_store_ops {
     const tg_metric_name *(*metric_name)(tg_store *store, const char *space, const char *name);
     _Atomic uint64_t *(*metric_line)(tg_store *store, const tg_metric_name *name);
     void (*latency_add)(tg_store *store, uint64_t latency_ns);
+    /* May be NULL, and give NULL: the TG_WATCH_WORDS of a policy, which all processes share. */
+    _Atomic uint64_t *(*watch_line)(tg_store *store, const tg_metric_name *name);
     tg_status (*metrics)(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
                          tg_latency_metrics *latency, tg_error *error);
     /* Overrides and pauses; NULL where a store keeps none. override_set takes the place of the one of the same policy,
