@@ -582,8 +582,9 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
             freeReplyObject(*reply);
             *reply = NULL;
             if (again) { /* keys of one slot, half of them moved: the rest will be in a moment */
-                const uint64_t at_us = tg__monotonic_us() + (UINT64_C(500) << (pauses < 5 ? pauses++ : 5));
-                if (at_us >= deadline_us)
+                const uint64_t now_us = tg__monotonic_us();
+                const uint64_t at_us = now_us + (UINT64_C(500) << (pauses < 4 ? pauses++ : 4));
+                if (at_us + (at_us - now_us) >= deadline_us) /* no time for an answer */
                     break;
                 pause_until(at_us);
                 continue; /* with ASKING where that was how */
