@@ -587,7 +587,8 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
                 if (at_us + (at_us - now_us) >= deadline_us) /* no time for an answer */
                     break;
                 pause_until(at_us);
-                continue; /* with ASKING where that was how */
+                attempt--; /* bounded by the deadline */
+                continue;  /* with ASKING where that was how */
             }
             if (!to)
                 break;
