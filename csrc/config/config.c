@@ -1,6 +1,6 @@
 /* The rules file: what its keys mean, checked whole before anything of it is in force.
  * Must not enter: stores, counting, answers, libyaml (yaml_tree.c). */
-#include "config/config_words.h"
+#include "base/words.h"
 #include "config/match.h"
 #include "config/reader.h"
 #include "identity/identity.h"

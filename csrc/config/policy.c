@@ -2,7 +2,7 @@
  * Must not enter: how policies act together (config.c). */
 #include "config/reader.h"
 
-#include "config/config_words.h"
+#include "base/words.h"
 #include "config/match.h"
 #include "identity/identity.h"
 
