@@ -301,6 +301,7 @@ read_file(tg_reader *r, const tg_node *root)
     if (values[STORE]) {
         char *written;
         config->store_line = tg__source_line(&r->source, values[STORE]->at);
+        config->store_file = r->file;
         status = tg__read_string(r, values[STORE], "a store (\"shared://shop\")", &written);
         if (status == TG_OK)
             status = expand(r, values[STORE], written, &config->store);
@@ -382,8 +383,29 @@ read_included(tg_reader *r, const tg_node *entry)
     return status;
 }
 
-tg_status
-tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error)
+/* What fails to be copied is not watched, and no more. */
+static void
+keep_files(const tg_config *config, tg_files *files)
+{
+    for (size_t i = files->count; i < config->file_count; i++) {
+        files->paths[files->count] = strdup(config->files[i]);
+        if (!files->paths[files->count])
+            return;
+        memcpy(files->marks[files->count++], config->marks[i], sizeof config->marks[i]);
+    }
+}
+
+void
+tg__files_close(tg_files *files)
+{
+    for (size_t i = 0; i < files->count; i++)
+        free(files->paths[i]);
+    files->count = 0;
+}
+
+/* `files` may be NULL; the file itself stands in it already. */
+static tg_status
+parse(tg_text yaml, const char *path, tg_config **config, tg_files *files, tg_error *error)
 {
     holder *held = calloc(1, sizeof *held);
     tg_arena tree = { 0 };
@@ -415,11 +437,19 @@ tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *e
     if (status == TG_OK)
         status = check_together(&r, whole.policies ? whole.policies : root);
     tg__arena_free(&tree);
+    if (files)
+        keep_files(&held->config, files);
     if (status == TG_OK)
         *config = &held->config;
     else
         tg__config_close(&held->config);
     return status;
+}
+
+tg_status
+tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error)
+{
+    return parse(yaml, path, config, NULL, error);
 }
 
 void
@@ -463,8 +493,9 @@ static tg_status
 read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error)
 {
     char *buffer = NULL;
-    struct stat before, since;
+    struct stat before = { 0 }, since;
     tg_status status;
+    tg__config_mark(&before, mark);
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO's writer is not waited for */
     if (fd == -1)
         return tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be opened", path);
@@ -472,6 +503,7 @@ read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS]
         status = tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be read", path);
         goto done;
     }
+    tg__config_mark(&before, mark);
     if (!S_ISREG(before.st_mode)) {
         status = tg__error(error, TG_E_CONFIG, "%s: found no regular file, expected a rules file", path);
         goto done;
@@ -493,7 +525,6 @@ read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS]
     if (*length > TG_CONFIG_BYTES_MAX)
         status = tg__error(error, TG_E_CONFIG, "%s: found more than %u bytes, expected a rules file", path,
                            TG_CONFIG_BYTES_MAX);
-    tg__config_mark(&before, mark);
     if (status == TG_OK) {
         *text = buffer;
         buffer = NULL;
@@ -505,16 +536,29 @@ done:
 }
 
 tg_status
-tg__config_read(const char *path, tg_config **config, tg_error *error)
+tg__config_read_files(const char *path, tg_config **config, tg_files *files, tg_error *error)
 {
     char *text = NULL;
     size_t length = 0;
-    uint64_t mark[TG_MARKS];
-    tg_status status = read_text(path, &text, &length, mark, error);
+    *files = (tg_files){ .count = 0 };
+    files->paths[0] = strdup(path);
+    if (!files->paths[0])
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
+    files->count = 1;
+    tg_status status = read_text(path, &text, &length, files->marks[0], error);
     if (status == TG_OK)
-        status = tg__config_parse((tg_text){ text, length }, path, config, error);
+        status = parse((tg_text){ text, length }, path, config, files, error);
     if (status == TG_OK)
-        memcpy((*config)->marks[0], mark, sizeof mark);
+        memcpy((*config)->marks[0], files->marks[0], sizeof files->marks[0]);
     free(text);
+    return status;
+}
+
+tg_status
+tg__config_read(const char *path, tg_config **config, tg_error *error)
+{
+    tg_files files;
+    const tg_status status = tg__config_read_files(path, config, &files, error);
+    tg__files_close(&files);
     return status;
 }

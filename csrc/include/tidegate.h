@@ -739,7 +739,7 @@ typedef struct tg_warning {
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
     tg_text store; /* likewise; only looked at, never opened */
-    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth"; empty: any. TG_E_ARG: another */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay"; empty: any. TG_E_ARG: another */
 } tg_check_options;
 
 /* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.

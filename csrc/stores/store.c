@@ -88,32 +88,53 @@ parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
     return TG_OK;
 }
 
+static const struct kind {
+    const char *scheme;
+    tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
+    tg_status (*check)(const tg_store_uri *, const tg_rule *, tg_error *);
+} kinds[] = {
+    { "memory", tg__table_open, tg__table_check_address },         { "shared", tg__table_open, tg__table_check_address },
+    { "redis", tg__redis_open, tg__redis_check_address },          { "rediss", tg__redis_open, tg__redis_check_address },
+    { "redis+unix", tg__redis_open, tg__redis_check_address },     { "redis+sentinel", tg__redis_open, tg__redis_check_address },
+    { "redis+cluster", tg__redis_open, tg__redis_check_address },
+};
+
 static tg_status
-construct(tg_text text, const tg_store_options *options, tg_store **store, tg_error *error)
+find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, tg_error *error)
 {
-    static const struct {
-        const char *scheme;
-        tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
-    } kinds[] = {
-        { "memory", tg__table_open },         { "shared", tg__table_open },
-        { "redis", tg__redis_open },          { "rediss", tg__redis_open },
-        { "redis+unix", tg__redis_open },     { "redis+sentinel", tg__redis_open },
-        { "redis+cluster", tg__redis_open },
-    };
-    tg_store_uri uri;
-    tg_status status = parse_uri(text, &uri, error);
+    const tg_status status = parse_uri(text, uri, error);
     if (status != TG_OK)
         return status;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (tg__text_is(uri.scheme, kinds[i].scheme))
-            return kinds[i].open(&uri, options, store, error);
+        if (tg__text_is(uri->scheme, kinds[i].scheme)) {
+            *kind = &kinds[i];
+            return TG_OK;
+        }
     char shown[64];
-    tg__text_show(uri.scheme, shown, sizeof shown);
+    tg__text_show(uri->scheme, shown, sizeof shown);
     if (strncmp(shown, "tiered", 6) == 0)
         return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there is redis://", shown);
     return tg__error(error, TG_E_CONFIG,
                      "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
                      "redis+sentinel://", shown);
+}
+
+tg_status
+tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error)
+{
+    tg_store_uri parsed;
+    const struct kind *kind;
+    const tg_status status = find_kind(uri, &parsed, &kind, error);
+    return status == TG_OK ? kind->check(&parsed, rule, error) : status;
+}
+
+static tg_status
+construct(tg_text uri, const tg_store_options *options, tg_store **store, tg_error *error)
+{
+    tg_store_uri parsed;
+    const struct kind *kind;
+    const tg_status status = find_kind(uri, &parsed, &kind, error);
+    return status == TG_OK ? kind->open(&parsed, options, store, error) : status;
 }
 
 static tg_store *
