@@ -125,6 +125,10 @@ tg_status tg__config_read(const char *path, tg_config **config, tg_error *error)
 tg_status tg__config_read_files(const char *path, tg_config **config, tg_files *files, tg_error *error);
 void tg__files_close(tg_files *files);
 tg_status tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error);
+/* Compiled rules (compiled.h), which tg__config_read takes as well. Errors in what they say name the source. */
+tg_status tg__config_parse_compiled(tg_text bytes, const char *path, tg_config **config, tg_error *error);
+/* The whole text of a file, to be freed. */
+tg_status tg__config_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error);
 struct stat;
 void tg__config_mark(const struct stat *file, uint64_t mark[TG_MARKS]);
 void tg__config_close(tg_config *config);

@@ -328,6 +328,7 @@ static const struct {
     { "fcgi", TG_FACE_KNOWN | TG_FACE_USER },
     { "fcgi-relay", TG_FACE_KNOWN | TG_FACE_USER | TG_FACE_BODY | TG_FACE_RESPONSE },
     { "fcgi-auth", TG_FACE_KNOWN | TG_FACE_USER },
+    { "cgi", TG_FACE_KNOWN | TG_FACE_USER },
 };
 
 static void
@@ -533,7 +534,8 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         if (tg__text_is(options->face, faces[i].word))
             known = faces[i].bits;
     if (options->face.length && !known)
-        return tg__error(error, TG_E_ARG, "found the face \"%s\", expected asgi, flask, wsgi, fcgi, fcgi-auth or fcgi-relay",
+        return tg__error(error, TG_E_ARG,
+                         "found the face \"%s\", expected asgi, flask, wsgi, fcgi, fcgi-auth, fcgi-relay or cgi",
                          tg__text_show(options->face, shown, sizeof shown));
 
     tg_config *config = NULL;

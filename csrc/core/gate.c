@@ -693,15 +693,35 @@ tg_gate_reload(tg_gate *gate, tg_error *error)
 
 /* ---- judging ---- */
 
+static const tg_snapshot *
+snapshot_at(const tg_gate *gate, size_t pinned)
+{
+    return atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+}
+
+const tg_snapshot *
+tg__gate_pin(tg_gate *gate, bool looks, size_t *pinned)
+{
+    if (looks)
+        look_if_due(gate);
+    *pinned = pin(gate);
+    return snapshot_at(gate, *pinned);
+}
+
+void
+tg__gate_unpin(tg_gate *gate, size_t pinned)
+{
+    unpin(gate, pinned);
+}
+
 tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
               size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
     look_if_due(gate);
     const size_t pinned = pin(gate);
-    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_status status = tg__snapshot_judge(now, gate->store, request, cost, prior, prior_count, judgement, answer,
-                                                error);
+    const tg_status status = tg__snapshot_judge(snapshot_at(gate, pinned), gate->store, request, cost, prior, prior_count,
+                                                judgement, answer, NULL, error);
     unpin(gate, pinned);
     return status;
 }
@@ -710,11 +730,20 @@ tg_status
 tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers, size_t header_count,
                tg_error *error)
 {
+    tg_settling settling;
+    tg_status answer = TG_OK;
+    tg_error fault;
     const size_t pinned = pin(gate);
-    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_status settled = tg__snapshot_settle(now, gate->store, judgement, status, headers, header_count, error);
+    const bool begun = tg__settle_begin(&settling, snapshot_at(gate, pinned), judgement, status, headers, header_count);
     unpin(gate, pinned);
-    return settled;
+    if (!begun)
+        return TG_OK;
+    while (tg__settle_next(&settling, answer, &fault))
+        answer = gate->store->ops->apply(gate->store, settling.op, settling.targets, settling.target_count,
+                                         &settling.taken, NULL, &fault);
+    if (settling.status != TG_OK && error)
+        *error = settling.error;
+    return settling.status;
 }
 
 static tg_status

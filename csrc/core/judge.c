@@ -1,6 +1,7 @@
 /* One request under the rules file in force: which policies speak of it, what they say together, how it is answered.
  * Must not enter: YAML, faces, how a new reading comes into force. */
 #include "core/gate.h"
+#include "core/inquiry.h"
 #include "core/metrics.h"
 #include "identity/client.h"
 #include "identity/fields.h"
@@ -17,6 +18,7 @@ typedef struct court {
     const tg_decision *const *prior;
     size_t prior_count;
     uint64_t cost;
+    tg_inquiry *inquiry; /* NULL: the store is waited for */
     tg_judgement *judgement;
     const size_t *found;                      /* the policies that the request meets, by their place in the file */
     const tg_style *style;                    /* of the policy that is reported */
@@ -63,7 +65,7 @@ typedef struct bench {
 static bool
 is_counted(const court *of)
 {
-    return !of->request->peek && !of->judgement->needs_body;
+    return !of->request->peek && !of->judgement->needs_body && !tg__inquiry_repeats(of->inquiry);
 }
 
 static void
@@ -79,7 +81,7 @@ judge_together(court *of, const bench *together, tg_error *error)
     size_t reported;
     tg_judgement *judgement = of->judgement;
     const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
-                                                of->prior, of->prior_count, judgement, &reported, error);
+                                                of->prior, of->prior_count, judgement, &reported, of->inquiry, error);
     if (status == TG_OK && is_counted(of))
         tg__metrics_judged(together->limiters, together->count, judgement, reported);
     of->style = &of->judging[together->places[reported]]->style;
@@ -210,7 +212,7 @@ static tg_status
 judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
     const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
-                                                of->prior_count, said, reported, error);
+                                                of->prior_count, said, reported, of->inquiry, error);
     if (status == TG_OK && is_counted(of) && !said->needs_body) {
         const size_t at = of->found[aside->places[*reported]];
         if (is_refusal(said) && refused == TG_METRIC_PAUSED)
@@ -329,6 +331,20 @@ is_paused(const court *of, size_t at)
     return pauses;
 }
 
+/* Looked at once: a judge that begins again finds the policy on the bench where it sat before. */
+static bool
+is_paused_here(const court *of, size_t place)
+{
+    if (of->now->config->policies[of->found[place]].pause.period_us == 0)
+        return false;
+    if (tg__inquiry_repeats(of->inquiry))
+        return of->inquiry->paused >> place & 1;
+    const bool paused = is_paused(of, of->found[place]);
+    if (of->inquiry && paused)
+        of->inquiry->paused |= (uint8_t)(1u << place);
+    return paused;
+}
+
 static bool
 settles(const tg_policy *policy)
 {
@@ -396,7 +412,7 @@ judge_wholly(court *of, size_t count, tg_error *error)
             count_at(of, of->found[i], TG_METRIC_EXEMPT);
             continue;
         }
-        const bool paused = policy->pause.period_us && is_paused(of, of->found[i]);
+        const bool paused = is_paused_here(of, i);
         if (policy->mode == TG_MODE_ENFORCE && !paused)
             of->judging[i] = policy;
         if (policy->pause.period_us)
@@ -471,7 +487,7 @@ log_decisions(const court *of, size_t count)
 tg_status
 tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                    const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_answer *answer,
-                   tg_error *error)
+                   tg_inquiry *inquiry, tg_error *error)
 {
     size_t found[TG_LIMITERS_MAX];
     court of; /* `judging` is not cleared */
@@ -481,6 +497,7 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
     of.prior = prior;
     of.prior_count = prior_count;
     of.cost = cost;
+    of.inquiry = inquiry;
     of.judgement = judgement;
     of.style = &now->config->style;
     of.judging_count = 0;
