@@ -415,7 +415,7 @@ TG_API tg_status tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensi
 /* As tg_limiter_hit would decide; `remaining` and `reset_after_us` are those of the untouched state. Takes nothing. */
 TG_API tg_status tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                  uint64_t cost, tg_decision *decision, tg_error *error);
-/* Forgets the identities under every rule. TG_E_STORE when the store did not answer. */
+/* Forgets the identities under every rule, and under what overrides it. TG_E_STORE when the store did not answer. */
 TG_API tg_status tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                   tg_error *error);
 /* Gives `cost` units back, never below zero, oldest first in a log. TG_E_STORE when the store did not answer. */
