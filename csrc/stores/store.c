@@ -99,21 +99,27 @@ static const struct kind {
     { "redis+cluster", tg__redis_open, tg__redis_check_address },
 };
 
+/* `tiered`: the scheme has that in front, which is then cut off. */
 static tg_status
-find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, tg_error *error)
+find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, bool *with_tiers, tg_error *error)
 {
+    static const char tiered[] = "tiered+";
+    char shown[64];
     const tg_status status = parse_uri(text, uri, error);
     if (status != TG_OK)
         return status;
+    tg__text_show(uri->scheme, shown, sizeof shown);
+    tg_text scheme = uri->scheme;
+    *with_tiers = scheme.length > sizeof tiered - 1 && memcmp(scheme.data, tiered, sizeof tiered - 1) == 0;
+    if (*with_tiers)
+        scheme = (tg_text){ scheme.data + sizeof tiered - 1, scheme.length - (sizeof tiered - 1) };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (tg__text_is(uri->scheme, kinds[i].scheme)) {
+        if (tg__text_is(scheme, kinds[i].scheme) && (!*with_tiers || kinds[i].open == tg__redis_open)) {
             *kind = &kinds[i];
             return TG_OK;
         }
-    char shown[64];
-    tg__text_show(uri->scheme, shown, sizeof shown);
-    if (strncmp(shown, "tiered", 6) == 0)
-        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there is redis://", shown);
+    if (*with_tiers)
+        return tg__error(error, TG_E_CONFIG, "store '%s://': tiers stand before a Redis store: tiered+redis://", shown);
     return tg__error(error, TG_E_CONFIG,
                      "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
                      "redis+sentinel://", shown);
@@ -124,8 +130,12 @@ tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error)
 {
     tg_store_uri parsed;
     const struct kind *kind;
-    const tg_status status = find_kind(uri, &parsed, &kind, error);
-    return status == TG_OK ? kind->check(&parsed, rule, error) : status;
+    bool with_tiers;
+    const tg_status status = find_kind(uri, &parsed, &kind, &with_tiers, error);
+    if (status != TG_OK)
+        return status;
+    parsed.scheme = tg_text_of(kind->scheme);
+    return kind->check(&parsed, rule, error);
 }
 
 static tg_status
@@ -133,8 +143,11 @@ construct(tg_text uri, const tg_store_options *options, tg_store **store, tg_err
 {
     tg_store_uri parsed;
     const struct kind *kind;
-    const tg_status status = find_kind(uri, &parsed, &kind, error);
-    return status == TG_OK ? kind->open(&parsed, options, store, error) : status;
+    bool with_tiers;
+    const tg_status status = find_kind(uri, &parsed, &kind, &with_tiers, error);
+    if (status != TG_OK)
+        return status;
+    return with_tiers ? tg__tiered_open(&parsed, options, store, error) : kind->open(&parsed, options, store, error);
 }
 
 static tg_store *
