@@ -19,7 +19,7 @@ typedef struct passed_on {
     tg_result *results;
     tg_async_done *done;
     void *data;
-    tg_inquiry inquiry;
+    tg_tier_question question;
     tg_denial_key keys[TG_TARGETS_MAX];
     uint64_t marks[TG_TARGETS_MAX];
     tg_sight sights[TG_TARGETS_MAX];
@@ -57,7 +57,7 @@ hear(void *data, tg_status status, const tg_error *error)
     passed_on *passed = data;
     tg_async_done *done = passed->done;
     void *for_whom = passed->data;
-    tg__tiered_learn(passed->client->tiered, &passed->inquiry, status, passed->results);
+    tg__tiered_learn(passed->client->tiered, &passed->question, status, passed->results);
     end_passing(passed);
     done(for_whom, status, error);
 }
@@ -77,9 +77,9 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t cou
     passed->results = results;
     passed->done = done;
     passed->data = data;
-    passed->inquiry = (tg_inquiry){ .keys = passed->keys, .marks = passed->marks, .sights = passed->sights,
+    passed->question = (tg_tier_question){ .keys = passed->keys, .marks = passed->marks, .sights = passed->sights,
                                     .targets = passed->targets };
-    if (tg__tiered_answers(client->tiered, op, targets, count, results, &passed->inquiry)) {
+    if (tg__tiered_answers(client->tiered, op, targets, count, results, &passed->question)) {
         end_passing(passed);
         return TG_OK;
     }
@@ -90,7 +90,7 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t cou
         *call = (tg_store_call *)passed;
         return TG_OK;
     }
-    tg__tiered_learn(client->tiered, &passed->inquiry, status, results);
+    tg__tiered_learn(client->tiered, &passed->question, status, results);
     end_passing(passed);
     return status;
 }

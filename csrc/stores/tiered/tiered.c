@@ -158,64 +158,64 @@ know(tg_tiered *tiered, const tg_target *targets, size_t count, const tg_denial_
 
 bool
 tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
-                   tg_inquiry *inquiry)
+                   tg_tier_question *question)
 {
-    inquiry->op = op;
-    inquiry->count = count;
-    inquiry->learns = (op == TG_OP_HIT || op == TG_OP_PEEK) && is_plain(targets, count);
-    inquiry->sent_us = now_us(tiered);
-    inquiry->epoch = epoch_of(tiered);
-    tg__denials_keys(tiered->denials, targets, count, inquiry->keys);
-    if (op == TG_OP_HIT && inquiry->learns &&
-        know(tiered, targets, count, inquiry->keys, inquiry->sent_us, inquiry->epoch, results))
+    question->op = op;
+    question->count = count;
+    question->learns = (op == TG_OP_HIT || op == TG_OP_PEEK) && is_plain(targets, count);
+    question->sent_us = now_us(tiered);
+    question->epoch = epoch_of(tiered);
+    tg__denials_keys(tiered->denials, targets, count, question->keys);
+    if (op == TG_OP_HIT && question->learns &&
+        know(tiered, targets, count, question->keys, question->sent_us, question->epoch, results))
         return true;
     for (size_t i = 0; i < count; i++) {
-        inquiry->marks[i] = tg__denials_mark(tiered->denials, &inquiry->keys[i]);
-        inquiry->targets[i] = targets[i];
-        inquiry->targets[i].sight = inquiry->learns ? &inquiry->sights[i] : NULL;
-        inquiry->sights[i].now_us = NOT_SEEN;
+        question->marks[i] = tg__denials_mark(tiered->denials, &question->keys[i]);
+        question->targets[i] = targets[i];
+        question->targets[i].sight = question->learns ? &question->sights[i] : NULL;
+        question->sights[i].now_us = NOT_SEEN;
     }
     return false;
 }
 
 static void
-learn_denial(tg_tiered *tiered, const tg_inquiry *inquiry)
+learn_denial(tg_tiered *tiered, const tg_tier_question *question)
 {
-    tg_denial denial = { .sent_us = inquiry->sent_us, .epoch = inquiry->epoch };
+    tg_denial denial = { .sent_us = question->sent_us, .epoch = question->epoch };
     uint64_t life_us = TG__DENIAL_LIFE_US;
-    for (size_t i = 0; i < inquiry->count; i++)
-        if (gives_back(tiered, &inquiry->targets[i]))
+    for (size_t i = 0; i < question->count; i++)
+        if (gives_back(tiered, &question->targets[i]))
             life_us = TG__DENIAL_LIFE_SHORT_US;
     denial.until_us = denial.sent_us + life_us;
-    for (size_t i = 0; i < inquiry->count; i++) {
-        if (inquiry->sights[i].now_us == NOT_SEEN)
+    for (size_t i = 0; i < question->count; i++) {
+        if (question->sights[i].now_us == NOT_SEEN)
             continue;
-        denial.sight = inquiry->sights[i];
-        tg__denials_put(tiered->denials, &inquiry->targets[i], &inquiry->keys[i], inquiry->marks[i], &denial);
+        denial.sight = question->sights[i];
+        tg__denials_put(tiered->denials, &question->targets[i], &question->keys[i], question->marks[i], &denial);
     }
 }
 
 void
-tg__tiered_learn(tg_tiered *tiered, const tg_inquiry *inquiry, tg_status status, const tg_result *results)
+tg__tiered_learn(tg_tiered *tiered, const tg_tier_question *question, tg_status status, const tg_result *results)
 {
-    if (inquiry->op == TG_OP_REFUND || inquiry->op == TG_OP_RESET) { /* also when nobody knows whether it took effect */
-        for (size_t i = 0; i < inquiry->count; i++) {
-            tg__denials_drop(tiered->denials, &inquiry->keys[i], true);
-            if (inquiry->op == TG_OP_REFUND)
-                note_given(tiered, inquiry->targets[i].rule);
+    if (question->op == TG_OP_REFUND || question->op == TG_OP_RESET) { /* also when nobody knows whether it took effect */
+        for (size_t i = 0; i < question->count; i++) {
+            tg__denials_drop(tiered->denials, &question->keys[i], true);
+            if (question->op == TG_OP_REFUND)
+                note_given(tiered, question->targets[i].rule);
         }
         return;
     }
     if (status != TG_OK)
         return; /* the store behind has begun another epoch, or was not asked */
     bool denied = false;
-    for (size_t i = 0; i < inquiry->count; i++) {
+    for (size_t i = 0; i < question->count; i++) {
         denied |= !results[i].allowed;
         if (results[i].charged)
-            tg__denials_drop(tiered->denials, &inquiry->keys[i], false);
+            tg__denials_drop(tiered->denials, &question->keys[i], false);
     }
-    if (denied && inquiry->learns)
-        learn_denial(tiered, inquiry);
+    if (denied && question->learns)
+        learn_denial(tiered, question);
 }
 
 /* ---- a store ---- */
@@ -229,13 +229,13 @@ tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, 
     uint64_t marks[TG_TARGETS_MAX];
     tg_sight sights[TG_TARGETS_MAX];
     tg_target asked[TG_TARGETS_MAX];
-    tg_inquiry inquiry = { .keys = keys, .marks = marks, .sights = sights, .targets = asked };
+    tg_tier_question question = { .keys = keys, .marks = marks, .sights = sights, .targets = asked };
     if (overflow)
         *overflow = false;
-    if (tg__tiered_answers(tiered, op, targets, count, results, &inquiry))
+    if (tg__tiered_answers(tiered, op, targets, count, results, &question))
         return TG_OK;
     const tg_status status = tiered->inner->ops->apply(tiered->inner, op, asked, count, results, overflow, error);
-    tg__tiered_learn(tiered, &inquiry, status, results);
+    tg__tiered_learn(tiered, &question, status, results);
     return status;
 }
 

@@ -21,7 +21,7 @@ tg__tiered_of(tg_store *store)
 }
 
 /* One question to the store behind, with what is to be learnt from its answer. */
-typedef struct tg_inquiry {
+typedef struct tg_tier_question {
     tg_op op;
     size_t count;
     bool learns;      /* from a denial */
@@ -31,13 +31,13 @@ typedef struct tg_inquiry {
     uint64_t *marks;
     tg_sight *sights;
     tg_target *targets;   /* the caller's, with a place for what was seen */
-} tg_inquiry;
+} tg_tier_question;
 
-/* The answer where it is known; else `inquiry` (whose arrays are the caller's) is what the store behind is to be asked. */
+/* The answer where it is known; else `question` (whose arrays are the caller's) is what the store behind is to be asked. */
 bool tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
-                        tg_inquiry *inquiry);
+                        tg_tier_question *question);
 /* After the store behind has answered, or not. */
-void tg__tiered_learn(tg_tiered *tiered, const tg_inquiry *inquiry, tg_status status, const tg_result *results);
+void tg__tiered_learn(tg_tiered *tiered, const tg_tier_question *question, tg_status status, const tg_result *results);
 
 /* tg_store_ops.async_open. */
 tg_status tg__tiered_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error);
