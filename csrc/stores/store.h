@@ -136,6 +136,9 @@ typedef struct tg_store_uri {
 tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 
+/* One that answers nothing, but for `why`: each decision is a store failure. Not in the registry. TG_E_NOMEM. */
+tg_status tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why, tg_store **store, tg_error *error);
+
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);
 
