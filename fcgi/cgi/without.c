@@ -18,3 +18,9 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     return tg__error(error, TG_E_UNSUPPORTED, "tidegate-cgi counts in a table alone (shared://NAME): with Redis a request "
                                               "would wait for a connection of its own; ask tidegate-fcgi instead");
 }
+
+tg_status
+tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error)
+{
+    return tg__redis_open(uri, options, store, error);
+}
