@@ -212,6 +212,17 @@ $(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
 	$(call SAY,CLANG,$@)
 	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# ---- what people get ---------------------------------------------------------------------------------------------------
+
+docs: python ## the documentation site, in build/docs/html
+	$(Q)$(PYTHON) -m sphinx -q -W --keep-going -d $(B)/docs/trees docs $(B)/docs/html
+	@echo "open $(B)/docs/html/index.html"
+
+dist: setup ## a source distribution and a wheel for this system, in build/dist
+	$(Q)$(PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('$(B)/dist')" > /dev/null
+	$(Q)$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir $(B)/dist $(B)/dist/tidegate-$(VERSION).tar.gz
+	@ls $(B)/dist
+
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
 demo: ## nginx, FastAPI and Flask under one limit; stays up until Ctrl-C (ONCE=1: leave after the table)
