@@ -78,7 +78,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
         bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
