@@ -78,7 +78,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi \
         bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -240,6 +240,18 @@ $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fc
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
+
+# The peer's own server library, for this one program.
+$(B)/bench/fcgi_libfcgi: bench/fcgi_libfcgi.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) $< $(LDFLAGS) -lfcgi -pthread -o $@
+
+bench-fcgi: ## the daemon beside libfcgi, nginx's limit_req and php-fpm (a few minutes; on a quiet machine)
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/fcgi_peers.py $(B) $(BENCH)
+	@$(PYTHON) bench/fcgi_relay.py $(B) --rounds 11 $(BENCH)
 
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
