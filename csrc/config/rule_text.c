@@ -3,7 +3,9 @@
  *
  * Strict on purpose: a misspelt limit that is read as some other limit, or as none, is found only when it is needed.
  * Every error marks the word it is about. */
-#include "base/base.h"
+#include "config/config.h"
+
+#include "base/words.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,56 +86,21 @@ is_bucket(tg_algorithm algorithm)
 
 /* ---- near misses ---- */
 
-#define WORD_BYTES_MAX 16 /* longer than any word of the grammar by more than a slip */
-
-static char
-lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c + ('a' - 'A')) : c;
-}
-
-/* Letters added, lost, changed or swapped with their neighbour. */
-static size_t
-slips(tg_text typed, const char *word)
-{
-    const size_t word_length = strlen(word);
-    size_t before[WORD_BYTES_MAX + 1], above[WORD_BYTES_MAX + 1], row[WORD_BYTES_MAX + 1];
-    for (size_t j = 0; j <= word_length; j++)
-        above[j] = before[j] = j;
-    for (size_t i = 1; i <= typed.length; i++) {
-        const char a = lower(typed.data[i - 1]);
-        row[0] = i;
-        for (size_t j = 1; j <= word_length; j++) {
-            size_t best = above[j - 1] + (a != word[j - 1]);
-            if (above[j] + 1 < best)
-                best = above[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            const bool swapped = i > 1 && j > 1 && a == word[j - 2] && lower(typed.data[i - 2]) == word[j - 1];
-            if (swapped && before[j - 2] + 1 < best)
-                best = before[j - 2] + 1;
-            row[j] = best;
-        }
-        memcpy(before, above, sizeof before);
-        memcpy(above, row, sizeof above);
-    }
-    return above[word_length];
-}
-
 /* The word that was probably meant, or NULL. One- and two-letter words are near to everything and never offered. */
 typedef struct tg_guess {
     const char *word;
-    size_t slips;
+    unsigned slips;
 } tg_guess;
 
 static void
 consider(tg_guess *guess, tg_text typed, const char *word)
 {
     const size_t length = strlen(word);
-    if (length < 3 || typed.length < 3 || typed.length > WORD_BYTES_MAX)
+    const unsigned most = length < 5 ? 1 : 2;
+    if (length < 3 || typed.length < 3)
         return;
-    const size_t distance = slips(typed, word);
-    if (distance <= (length < 5 ? 1u : 2u) && (!guess->word || distance < guess->slips))
+    const unsigned distance = tg__word_distance(typed, (tg_text){ word, length }, most);
+    if (distance <= most && (!guess->word || distance < guess->slips))
         *guess = (tg_guess){ word, distance };
 }
 
@@ -240,8 +207,7 @@ is_digit(char c)
 static bool
 is_letter(char c)
 {
-    const char l = lower(c);
-    return (l >= 'a' && l <= 'z') || c == '_';
+    return ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || c == '_';
 }
 
 static bool
@@ -635,6 +601,82 @@ tg_rules_parse(tg_text text, tg_algorithm preferred, tg_rule rules[TG_RULES_MAX]
                          "sliding_counter, token_bucket or leaky_bucket", (int)preferred);
     tg_parser parser = { .text = text.length ? text : tg_text_of(""), .error = error };
     return read_rules(&parser, preferred, rules, count);
+}
+
+/* ---- pause_when ---- */
+
+#define PAUSE_US_MIN (10 * SECOND_US)
+#define PAUSE_US_MAX HOUR_US
+#define PAUSE_LEAST_MAX 100000 /* one word of watch.c counts to ten times that */
+
+/* A sign that stands for itself, however it is spaced. */
+static tg_status
+expect_sign(tg_parser *parser, char sign)
+{
+    skip_space(parser);
+    const tg_span found = span_at(parser, parser->at);
+    if (peek(parser) != sign)
+        return fail(parser, found, "found %s, expected `%c`: error_rate > 50%%", show(parser, found).text, sign);
+    parser->at++;
+    return TG_OK;
+}
+
+/* [ "over" duration ] [ "min" int ] */
+static tg_status
+read_pause_option(tg_parser *parser, tg_pause *pause, bool *over, bool *min)
+{
+    bool calendar;
+    const tg_span word = span_at(parser, parser->at);
+    const tg_text text = text_of(parser, word);
+    tg_span span;
+    const bool is_over = tg__text_is_nocase(text, "over"), is_min = tg__text_is_nocase(text, "min");
+    if ((!is_over || *over) && (!is_min || *min))
+        return fail(parser, word, "found %s, expected `over` with a duration or `min` with a number of answers",
+                    show(parser, word).text);
+    parser->at += word.length;
+    if (is_min) {
+        *min = true;
+        const tg_status status = read_number(parser, "how many answers at least", &pause->least, &span);
+        if (status != TG_OK || (pause->least >= 1 && pause->least <= PAUSE_LEAST_MAX))
+            return status;
+        return fail(parser, span, "found %s, expected from 1 to %d answers", show(parser, span).text, PAUSE_LEAST_MAX);
+    }
+    *over = true;
+    const tg_status status = read_duration(parser, "a duration", &pause->period_us, &calendar, &span);
+    if (status != TG_OK || (pause->period_us >= PAUSE_US_MIN && pause->period_us <= PAUSE_US_MAX))
+        return status;
+    return fail(parser, span, "found %s, expected from 10 seconds to an hour", show(parser, span).text);
+}
+
+/* "error_rate" ">" int "%" [ "over" duration ] [ "min" int ] */
+tg_status
+tg__pause_parse(tg_text text, tg_pause *pause, tg_error *error)
+{
+    tg_parser parser = { .text = text.length ? text : tg_text_of(""), .error = error };
+    bool over = false, min = false;
+    uint64_t percent;
+    *pause = (tg_pause){ .period_us = MINUTE_US, .least = 20 };
+    skip_space(&parser);
+    tg_span word = { parser.at, 0 };
+    while (!at_end(&parser) && is_letter(peek(&parser)))
+        parser.at++;
+    word.length = parser.at - word.offset;
+    if (!tg__text_is_nocase(text_of(&parser, word), "error_rate")) {
+        word = span_at(&parser, word.offset);
+        return fail(&parser, word, "found %s, expected `error_rate`: error_rate > 50%%", show(&parser, word).text);
+    }
+    tg_status status = expect_sign(&parser, '>');
+    if (status != TG_OK)
+        return status;
+    const tg_span digits = read_digits(&parser, &percent);
+    if (digits.length == 0 || percent > 99)
+        return fail(&parser, span_at(&parser, digits.offset), "found %s, expected a whole number from 0 to 99 and `%%`",
+                    show(&parser, span_at(&parser, digits.offset)).text);
+    status = expect_sign(&parser, '%');
+    pause->percent = (unsigned)percent;
+    for (skip_space(&parser); status == TG_OK && !at_end(&parser); skip_space(&parser))
+        status = read_pause_option(&parser, pause, &over, &min);
+    return status;
 }
 
 /* ---- from numbers, and back to text ---- */

@@ -262,7 +262,8 @@ TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_
     X(TG_METRIC_EXEMPT, "exempt", "listed in exempt")                                                                  \
     X(TG_METRIC_DEGRADED, "degraded", "the store did not answer: on_store_failure decided")                            \
     X(TG_METRIC_SHADOW_DENIED, "shadow_denied", "a policy in shadow mode would have refused")                          \
-    X(TG_METRIC_CHALLENGED, "challenged", "over a limit in challenge mode, let through")
+    X(TG_METRIC_CHALLENGED, "challenged", "over a limit in challenge mode, let through")                               \
+    X(TG_METRIC_PAUSED, "paused", "would have been refused, let through by pause_when")
 
 typedef enum tg_metric {
 #define TG_METRIC_ENUM(name, word, text) name,
@@ -414,7 +415,7 @@ TG_API tg_status tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensi
 /* As tg_limiter_hit would decide; `remaining` and `reset_after_us` are those of the untouched state. Takes nothing. */
 TG_API tg_status tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                  uint64_t cost, tg_decision *decision, tg_error *error);
-/* Forgets the identities under every rule. TG_E_STORE when the store did not answer. */
+/* Forgets the identities under every rule, and under what overrides it. TG_E_STORE when the store did not answer. */
 TG_API tg_status tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                   tg_error *error);
 /* Gives `cost` units back, never below zero, oldest first in a log. TG_E_STORE when the store did not answer. */
@@ -517,7 +518,9 @@ typedef struct tg_judgement {
     /* Let through so far, by the dimensions that need no body. Read the body (up to TG_BODY_BYTES_MAX, to be replayed to
      * the application) and judge again with it, and with this decision among `prior`. */
     bool needs_body;
-    bool settles; /* what it costs is known after the response: call tg_gate_settle then */
+    bool settles; /* what it costs, or how it went, is known after the response: call tg_gate_settle then */
+    uint8_t watch_count; /* for tg_gate_settle: which policies want to know how it went */
+    uint32_t watches[TG_LIMITERS_MAX];
 } tg_judgement;
 
 /* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
@@ -570,8 +573,8 @@ typedef struct tg_answer tg_answer; /* below */
 TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                                tg_answer *answer, tg_error *error);
-/* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: gives
- * back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
+/* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: tells
+ * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
  * the response says took too little or too much, at most what is left. By the rules in force now; what a policy took that
  * is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
  * TG_E_STORE when the store did not answer: what was taken stays taken. */
@@ -736,7 +739,8 @@ typedef struct tg_warning {
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
     tg_text store; /* likewise; only looked at, never opened */
-    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth"; empty: any. TG_E_ARG: another */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
+                   * "cgi"; empty: any. TG_E_ARG: another */
 } tg_check_options;
 
 /* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
@@ -744,6 +748,17 @@ typedef struct tg_check_options {
  * warnings  receives at most `room`, in the file's order; `count` says how many there are
  * TG_E_CONFIG  the file is wrong: line, column, and what was expected */
 TG_API tg_status tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error);
+
+/* ---- compiled rules ------------------------------------------------------------------------------------------------ */
+
+/* Reads a rules file with all that it includes and the variables it names, checks it whole, and writes what a process that
+ * lives for one request can read without parsing YAML. Wherever a rules file's path is taken, a compiled one may stand.
+ * The output appears whole or not at all, readable for whom the rules file is (not for others where a variable went in).
+ *
+ * TG_E_CONFIG: as tg_gate_open; TG_E_SYSTEM: the output cannot be written */
+TG_API tg_status tg_rules_compile(const char *path, const char *output, tg_error *error);
+/* Whether a source is another than when it was compiled: `what` names it. Those that are not there say nothing. */
+TG_API tg_status tg_rules_changed(const char *compiled, bool *changed, char *what, size_t what_bytes, tg_error *error);
 
 #ifdef __cplusplus
 }

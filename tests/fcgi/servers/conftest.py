@@ -1,4 +1,4 @@
-"""Sites as fixtures: one real server on one recipe, a limiter that can be stopped and started, an application behind."""
+"""Sites as fixtures: a real server on one recipe, a limiter that can be stopped and started, an application behind."""
 
 from __future__ import annotations
 
@@ -121,8 +121,10 @@ def php(ground: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def build_site(program: Path, ground: Path, application: int, request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
-    """build_site(recipe, fail_open=..., changes=...): a server that ends with the module or when its stop() is called."""
+def build_site(
+    program: Path, ground: Path, application: int, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Site]]:
+    """build_site(recipe, fail_open=..., changes=...): a site that ends with the module or when its stop() is called."""
     with ExitStack() as stack:
 
         def build(recipe: Recipe, prepare: Callable[[Path], None] | None = None, **more: object) -> Site:

@@ -1,4 +1,4 @@
-"""The recipes: each an example, what the daemon has to offer for it, and what its server does where it has its own mind.
+"""The recipes: each an example, what the daemon has to offer for it, and where its server has its own mind.
 
 A claim that all of them keep stands in test_server_recipes.py; here is only in what they differ, one line each.
 """
@@ -50,7 +50,7 @@ RECIPES = [
     Recipe("nginx auth_request", NginxKind, "nginx/nginx.conf", SOCKET, early=True, dead=500, hung=500, slow=1.0),
     Recipe("nginx X-Accel", NginxKind, "nginx/xaccel.conf", SOCKET, slow=1.0),
     Recipe("nginx relay", NginxKind, "php-fpm/nginx.conf", RELAY, php=True,
-           quick=(("fastcgi_connect_timeout 1s;", "fastcgi_connect_timeout 1s; fastcgi_read_timeout 1s; fastcgi_send_timeout 1s;"),)),
+           quick=(("fastcgi_keep_conn on;", "fastcgi_keep_conn on; fastcgi_read_timeout 1s; fastcgi_send_timeout 1s;"),)),
     Recipe("Apache authorizer", Apache, "apache/authorizer.conf", "tcp:127.0.0.1:{port}", has_open=False, dead=500,
            hung=500, slow=33),
     Recipe("Apache relay", Apache, "apache/relay.conf", RELAY, php=True, dead=503, hung_open=504,

@@ -14,12 +14,11 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from fcgi_daemon import wait_for
 from fcgi_stack import EXAMPLES, Nginx, Server, accepts, free_port, replace
 
 PHP = """<?php
@@ -168,10 +167,12 @@ class Running:
     server: Server
     port: int
     number: int
+    patience: float = 10
 
     def ask(self, path: str, method: str = "GET", body: bytes | Iterator[bytes] | None = None,
             **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        return ask(self.port, path, method, body, {name.replace("_", "-"): text for name, text in headers.items()})
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        return ask(self.port, path, method, body, named, self.patience)
 
     def log(self) -> str:
         out = self.server.log_path.with_suffix(".out")
@@ -274,11 +275,3 @@ class Caddy(Kind):
     @classmethod
     def check(cls, conf: Path) -> list[object]:
         return [cls.found(), "adapt", "--adapter", "caddyfile", "--validate", "--config", conf]
-
-
-def stopped(running: Running) -> Callable[[], bool]:
-    return lambda: running.server.process.poll() is not None
-
-
-__all__ = ["Apache", "Application", "Caddy", "Haproxy", "Kind", "Lighttpd", "NginxKind", "PHP", "Place", "Running", "ask",
-           "group_of", "stopped", "wait_for"]

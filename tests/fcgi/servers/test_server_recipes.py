@@ -60,8 +60,8 @@ def test_the_third_of_two_is_the_429_of_the_limiter_itself(site: Site) -> None:
 
 def test_a_client_can_neither_choose_who_it_is_nor_what_is_asked(site: Site) -> None:
     use_up(site, "forged")
-    for forged in ({"X_Forwarded_For": "198.51.100.9"}, {"Tidegate_Mode": "answer"}, {"Tidegate_Key": "ip=198.51.100.9"},
-                   {"Tidegate_Policy": "rest"}, {"Tidegate_Method": "GET"}, {"Remote_Addr": "198.51.100.9"}):
+    for forged in ({"X_Forwarded_For": "198.51.100.9"}, {"Tidegate_Mode": "answer"}, {"Tidegate_Policy": "rest"},
+                   {"Tidegate_Key": "ip=198.51.100.9"}, {"Tidegate_Method": "GET"}, {"Remote_Addr": "198.51.100.9"}):
         assert site.server.ask(site.recipe.two, X_Case="forged", **forged)[0].status == 429, forged
 
 
@@ -165,7 +165,7 @@ def test_clients_that_hang_up_do_not_switch_the_limiter_off(site: Site) -> None:
 
 
 def modes() -> list[tuple[Recipe, bool]]:
-    return [(recipe, fail_open) for recipe in RECIPES for fail_open in (True, False) if recipe.has_open or not fail_open]
+    return [(recipe, way) for recipe in RECIPES for way in (True, False) if recipe.has_open or not way]
 
 
 @pytest.fixture(scope="module", params=modes(), ids=lambda mode: f"{mode[0].name} {'open' if mode[1] else 'closed'}")
@@ -181,7 +181,7 @@ def limits(site: Site) -> bool:
 
 
 def check_trouble(site: Site, status: int, slow: float) -> None:
-    for body in (None, None, UPLOAD):
+    for body in (None, UPLOAD):
         began = time.monotonic()
         response, text = site.server.ask(site.recipe.path, "POST" if body else "GET", body)
         assert time.monotonic() - began < slow
@@ -210,6 +210,7 @@ def test_while_the_limiter_hangs_requests_pass_or_fail_as_the_file_says(troubled
         pytest.skip("half a minute for each request, fixed in the server: TIDEGATE_LONG=1")
     wait_for(lambda: limits(site), 8, "limits")
     site.limiter.signal(signal.SIGSTOP)
+    site.server.patience = 40
     status = site.recipe.hung_open if fail_open else site.recipe.hung
     try:
         if site.recipe.hangs_up:
