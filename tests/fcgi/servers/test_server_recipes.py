@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Site  # type: ignore[attr-defined]
 from fcgi_daemon import wait_for
 from fcgi_stack import EXAMPLES
 from server_recipes import RECIPES, Recipe
+from server_site import Site
 
 UPLOAD = bytes(range(256)) * 12_000  # 3 MB
 NAMES = [recipe.name for recipe in RECIPES]

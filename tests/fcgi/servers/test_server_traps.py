@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import RULES, Site  # type: ignore[attr-defined]
 from fcgi_daemon import Daemon, wait_for
 from server_recipes import RECIPES, Recipe
+from server_site import RULES, Site
 from server_stack import Haproxy, Lighttpd, Running
 
 Build = Callable[..., Site]
