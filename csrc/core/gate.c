@@ -232,6 +232,8 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
     tg_error fault;
     const tg_status status = tg__limiter_open(
         gate->store, client, &options, policy->mode == TG_MODE_SHADOW ? "~shadow" : "", limiter, &fault);
+    if (status == TG_OK)
+        (*limiter)->gives_back = policy->settle_place.line != 0;
     if (status == TG_OK || !error)
         return status == TG_E_RULE ? TG_E_CONFIG : status;
     if (status != TG_E_RULE && status != TG_E_CONFIG) {

@@ -166,6 +166,7 @@ add_overridden(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_i
             .identity = &decision->identities[identity_index],
             .cost = result->cost,
             .on_full = (uint8_t)limiter->on_full,
+            .gives_back = limiter->gives_back,
         };
     }
     decision->result_count = (uint8_t)plan->count;
@@ -195,6 +196,7 @@ add_targets(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_inde
             .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
+            .gives_back = limiter->gives_back,
         };
     }
     plan->count = first + rule_count;

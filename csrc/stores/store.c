@@ -104,13 +104,18 @@ construct(tg_text text, const tg_store_options *options, tg_store **store, tg_er
     tg_status status = parse_uri(text, &uri, error);
     if (status != TG_OK)
         return status;
+    static const char tiered[] = "tiered+";
+    const bool with_tiers =
+        uri.scheme.length > sizeof tiered - 1 && memcmp(uri.scheme.data, tiered, sizeof tiered - 1) == 0;
+    const size_t prefix = with_tiers ? sizeof tiered - 1 : 0;
+    const tg_text scheme = { uri.scheme.data + prefix, uri.scheme.length - prefix };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (tg__text_is(uri.scheme, kinds[i].scheme))
-            return kinds[i].open(&uri, options, store, error);
+        if (tg__text_is(scheme, kinds[i].scheme) && (!with_tiers || kinds[i].open == tg__redis_open))
+            return with_tiers ? tg__tiered_open(&uri, options, store, error) : kinds[i].open(&uri, options, store, error);
     char shown[64];
     tg__text_show(uri.scheme, shown, sizeof shown);
-    if (strncmp(shown, "tiered", 6) == 0)
-        return tg__error(error, TG_E_UNSUPPORTED, "store '%s://' is not available yet; there is redis://", shown);
+    if (with_tiers)
+        return tg__error(error, TG_E_CONFIG, "store '%s://': tiers stand before a Redis store: tiered+redis://", shown);
     return tg__error(error, TG_E_CONFIG,
                      "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
                      "redis+sentinel://", shown);
