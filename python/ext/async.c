@@ -3,9 +3,10 @@
  * There is one client for each pair of event loop and store, found from the running loop. Its descriptors are watched by
  * that loop, its answers become results of the loop's futures. asyncio's own loops and uvloop have the same methods.
  *
- * Who keeps whom: the list in the module's state keeps a client, a client keeps its store. Nothing here keeps a loop: it
- * would never be let go. A loop that is gone is told by a weak reference, one that is closed is noticed when another begins
- * to ask; its client then ends, and with it the connection.
+ * Who keeps whom: the list in the module's state keeps a client, a client keeps its store. None of them keeps a loop: it would
+ * never be let go. A loop that is closed lets go of what it watched, and that tells the client to end; one that was watching
+ * nothing at the moment is told by a weak reference when it is gone, or noticed when another loop begins to ask. Futures do
+ * keep their loop, but none for longer than the deadline of its call.
  * Must not enter: deciding; waiting. */
 #include "ext.h"
 
@@ -14,9 +15,17 @@
 #include <string.h>
 #include <time.h>
 
+/* What a loop holds while it watches a descriptor for reading, or for writing. */
+typedef struct watcher {
+    PyObject_HEAD
+    tgpy_loop *of;
+    int fd;
+    bool writes;
+} watcher;
+
 typedef struct watched {
     int fd;
-    bool reads, writes;
+    const watcher *reads, *writes; /* borrowed: the loop's; NULL: not watched */
 } watched;
 
 struct question;
@@ -31,7 +40,7 @@ struct tgpy_loop {
     tg_async *client;    /* NULL: ended */
     unsigned generation; /* of the process */
     struct question *asked;
-    PyObject *on_wake, *on_flush, *on_readable, *on_writable; /* bound to this: let go when it ends */
+    PyObject *on_wake, *on_flush; /* bound to this: let go when it ends */
     watched *watches;
     size_t watch_count, watch_room;
     uint64_t due_us; /* when to wake; 0: not at all */
@@ -92,7 +101,7 @@ begin_watch(tgpy_loop *self, tgpy_name method, int fd, PyObject *callback)
     PyObject *contextvars = PyImport_ImportModule("contextvars");
     PyObject *context = contextvars ? PyObject_CallMethod(contextvars, "Context", NULL) : NULL;
     PyObject *function = context ? PyObject_GetAttr(self->loop, self->state->names[method]) : NULL;
-    told(function ? PyObject_CallMethod(context, "run", "OiOi", function, fd, callback, fd) : NULL, self->loop);
+    told(function ? PyObject_CallMethod(context, "run", "OiO", function, fd, callback) : NULL, self->loop);
     Py_XDECREF(function);
     Py_XDECREF(context);
     Py_XDECREF(contextvars);
@@ -124,6 +133,31 @@ watch_of(tgpy_loop *self, int fd)
     return &self->watches[self->watch_count++];
 }
 
+static PyObject *loop_is_ready(PyObject *watcher, PyObject *unused);
+static PyMethodDef ready_definition = { "ready", loop_is_ready, METH_NOARGS, NULL };
+
+static const watcher *
+new_watcher(tgpy_loop *self, int fd, bool writes)
+{
+    watcher *made = PyObject_New(watcher, self->state->watcher_type);
+    PyObject *callback = NULL;
+    if (made) {
+        made->of = (tgpy_loop *)Py_NewRef((PyObject *)self);
+        made->fd = fd;
+        made->writes = writes;
+        callback = PyCFunction_NewEx(&ready_definition, (PyObject *)made, NULL);
+        Py_DECREF((PyObject *)made); /* lives on in the callback, and that in the loop */
+    }
+    if (!callback) {
+        PyErr_WriteUnraisable((PyObject *)self);
+        return NULL;
+    }
+    begin_watch(self, writes ? NAME_add_writer : NAME_add_reader, fd, callback);
+    const bool kept = Py_REFCNT(callback) > 1;
+    Py_DECREF(callback);
+    return kept ? made : NULL;
+}
+
 static void
 watch(void *data, int fd, bool readable, bool writable)
 {
@@ -134,18 +168,25 @@ watch(void *data, int fd, bool readable, bool writable)
     if (!one) /* no memory: calls over it end by their deadlines */
         return;
     const watched was = *one;
-    one->reads = readable;
-    one->writes = writable;
+    /* Noted first: what the loop lets go of because it was told to, is not what tells that it is closed. */
+    if (!readable)
+        one->reads = NULL;
+    if (!writable)
+        one->writes = NULL;
     if (!readable && !writable)
         *one = self->watches[--self->watch_count];
-    if (readable && !was.reads)
-        begin_watch(self, NAME_add_reader, fd, self->on_readable);
-    else if (!readable && was.reads)
+    if (!readable && was.reads)
         end_watch(self, NAME_remove_reader, fd);
-    if (writable && !was.writes)
-        begin_watch(self, NAME_add_writer, fd, self->on_writable);
-    else if (!writable && was.writes)
+    if (!writable && was.writes)
         end_watch(self, NAME_remove_writer, fd);
+    if (readable && !was.reads) {
+        const watcher *made = new_watcher(self, fd, false);
+        watch_of(self, fd)->reads = made;
+    }
+    if (writable && !was.writes) {
+        const watcher *made = new_watcher(self, fd, true);
+        watch_of(self, fd)->writes = made;
+    }
 }
 
 /* A timer that is not wanted any more is left to go off: to cancel it, its handle would have to be kept, and a handle keeps
@@ -203,28 +244,17 @@ loop_flushes(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-loop_is_ready(PyObject *object, PyObject *number, bool readable)
+loop_is_ready(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    tgpy_loop *self = (tgpy_loop *)object;
-    const long fd = PyLong_AsLong(number);
-    if (fd == -1 && PyErr_Occurred())
-        return NULL;
+    const watcher *by = (watcher *)object;
+    tgpy_loop *self = by->of;
     if (!self->client)
         Py_RETURN_NONE;
-    tg_async_ready(self->client, (int)fd, readable, !readable);
-    return done_for_now(self);
-}
-
-static PyObject *
-loop_is_readable(PyObject *self, PyObject *number)
-{
-    return loop_is_ready(self, number, true);
-}
-
-static PyObject *
-loop_is_writable(PyObject *self, PyObject *number)
-{
-    return loop_is_ready(self, number, false);
+    Py_INCREF((PyObject *)self); /* the watcher may end with what it tells */
+    tg_async_ready(self->client, by->fd, !by->writes, by->writes);
+    PyObject *done = done_for_now(self);
+    Py_DECREF((PyObject *)self);
+    return done;
 }
 
 /* ---- the life of a question ---- */
@@ -349,6 +379,7 @@ end_client(tgpy_loop *self)
     *link = self->next;
     PyErr_Fetch(&type, &exception, &trace);
     self->loop = NULL;
+    self->watch_count = 0;
     tg_async *client = self->client;
     self->client = NULL;
     tg_async_close(client);
@@ -357,8 +388,6 @@ end_client(tgpy_loop *self)
     Py_CLEAR(self->reference);
     Py_CLEAR(self->on_wake);
     Py_CLEAR(self->on_flush);
-    Py_CLEAR(self->on_readable);
-    Py_CLEAR(self->on_writable);
     PyErr_Restore(type, exception, trace);
     Py_DECREF(self); /* the list's; handles of its loop may still hold it */
 }
@@ -403,8 +432,6 @@ end_closed(tgpy_state *state)
 
 static PyMethodDef wake_definition = { "wake", loop_wakes, METH_NOARGS, NULL };
 static PyMethodDef flush_definition = { "flush", loop_flushes, METH_NOARGS, NULL };
-static PyMethodDef readable_definition = { "readable", loop_is_readable, METH_O, NULL };
-static PyMethodDef writable_definition = { "writable", loop_is_writable, METH_O, NULL };
 static PyMethodDef gone_definition = { "gone", loop_is_gone, METH_O, NULL };
 
 static tgpy_loop *
@@ -428,13 +455,11 @@ new_client(tgpy_state *state, PyObject *loop, tg_store *store)
     Py_XDECREF(gone);
     self->on_wake = self->reference ? PyCFunction_NewEx(&wake_definition, (PyObject *)self, NULL) : NULL;
     self->on_flush = self->on_wake ? PyCFunction_NewEx(&flush_definition, (PyObject *)self, NULL) : NULL;
-    self->on_readable = self->on_flush ? PyCFunction_NewEx(&readable_definition, (PyObject *)self, NULL) : NULL;
-    self->on_writable = self->on_readable ? PyCFunction_NewEx(&writable_definition, (PyObject *)self, NULL) : NULL;
     const tg_async_loop asks = { .data = self, .watch = watch, .wake = wake, .flush = flush };
     tg_error error;
-    if (self->on_writable && tg_async_open(store, &asks, &self->client, &error) == TG_OK)
+    if (self->on_flush && tg_async_open(store, &asks, &self->client, &error) == TG_OK)
         return self;
-    if (self->on_writable)
+    if (self->on_flush)
         tgpy_raise(state, &error, NULL);
     end_client(self);
     return NULL;
@@ -460,6 +485,36 @@ PyType_Spec tgpy_loop_spec = {
     .basicsize = sizeof(tgpy_loop),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = loop_slots,
+};
+
+/* A loop that lets go of a watcher that it was not told to let go of has been closed. */
+static void
+watcher_dealloc(PyObject *object)
+{
+    watcher *self = (watcher *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    tgpy_loop *of = self->of;
+    for (size_t i = 0; i < of->watch_count; i++)
+        if (of->watches[i].reads == self || of->watches[i].writes == self) {
+            end_client(of);
+            break;
+        }
+    Py_DECREF((PyObject *)of);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot watcher_slots[] = {
+    { Py_tp_doc, "A descriptor that an event loop watches." },
+    { Py_tp_dealloc, watcher_dealloc },
+    { 0, NULL },
+};
+
+PyType_Spec tgpy_watcher_spec = {
+    .name = "tidegate._core.Watcher",
+    .basicsize = sizeof(watcher),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = watcher_slots,
 };
 
 /* ---- the running loop ---- */
