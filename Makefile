@@ -72,6 +72,15 @@ FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
 PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+# tidegate-cgi lives for one request: whatever is loaded or set up at its start is a part of each. So it is linked
+# statically, without libyaml and hiredis, and with musl where that is there: glibc's start asks the processor for its
+# caches, 300 us where a hypervisor answers. CGI_CC=gcc builds it without; CGI_LDFLAGS= links it as anything else.
+CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
+CGI_CC ?= $(or $(if $(filter-out plain,$(VARIANT)),,$(shell command -v musl-gcc)),$(CC))
+CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+    $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -95,7 +104,7 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
 lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
-programs: $(PROGRAMS) ## the programs in build/bin
+programs: $(PROGRAMS) $(B)/bin/tidegate-cgi ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -142,6 +151,19 @@ $(PROGRAMS):
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
 
+CGI_CFLAGS = $(WARN) $(CFLAGS) $(SAN) -ffunction-sections -fdata-sections -pthread
+$(B)/cgi/%.o: %.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CGI_CC) $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(CGI_CFLAGS) -MMD -MP -c $< -o $@ \
+	    $(if $(findstring musl,$(CGI_CC)),-idirafter /usr/include -idirafter /usr/include/$$($(CC) -print-multiarch))
+
+$(B)/bin/tidegate-cgi: $(CGI_OBJ)
+	@mkdir -p $(@D)
+	$(call SAY,LD,$@)
+	$(Q)$(CGI_CC) $(CGI_CFLAGS) $(LDFLAGS) $(CGI_LDFLAGS) -Wl,--gc-sections $^ $(if $(findstring musl,$(CGI_CC)), \
+	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
+
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
 PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
@@ -160,7 +182,7 @@ install: lib programs ## copy library, header, programs and manual under PREFIX 
 	ln -sf libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/libtidegate.so
 	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
 	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(DESTDIR)$(PREFIX)/bin/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 
@@ -230,6 +252,12 @@ $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fc
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# As anybody would build it, or what it loads would be no fair yardstick.
+$(B)/bench/cgi_constant: bench/cgi_constant.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
+
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
@@ -245,4 +273,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(CGI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

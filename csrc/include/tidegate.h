@@ -415,7 +415,7 @@ TG_API tg_status tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensi
 /* As tg_limiter_hit would decide; `remaining` and `reset_after_us` are those of the untouched state. Takes nothing. */
 TG_API tg_status tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                  uint64_t cost, tg_decision *decision, tg_error *error);
-/* Forgets the identities under every rule. TG_E_STORE when the store did not answer. */
+/* Forgets the identities under every rule, and under what overrides it. TG_E_STORE when the store did not answer. */
 TG_API tg_status tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                   tg_error *error);
 /* Gives `cost` units back, never below zero, oldest first in a log. TG_E_STORE when the store did not answer. */
@@ -546,6 +546,8 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool starts_anyway; /* a store that cannot be opened is one that does not answer: on_store_failure decides. Not where the
+                           URI is wrong or its kind unknown */
     bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
 } tg_gate_options;
 
@@ -739,7 +741,8 @@ typedef struct tg_warning {
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
     tg_text store; /* likewise; only looked at, never opened */
-    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "cgi"; empty: any. TG_E_ARG: another */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
+                   * "cgi"; empty: any. TG_E_ARG: another */
 } tg_check_options;
 
 /* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
