@@ -122,6 +122,7 @@ class RateLimit:
 
     @property
     def enabled(self) -> bool:
+        """False lets everything through without asking the store; may be set at any time."""
         return self._enabled
 
     @enabled.setter
