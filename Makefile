@@ -113,6 +113,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
