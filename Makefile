@@ -91,7 +91,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
         bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -117,6 +117,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
@@ -238,6 +239,17 @@ $(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
 	$(call SAY,CLANG,$@)
 	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# ---- what people get ---------------------------------------------------------------------------------------------------
+
+docs: python ## the documentation site, in build/docs/html
+	$(Q)$(PYTHON) -m sphinx -q -W --keep-going -d $(B)/docs/trees docs $(B)/docs/html
+	@echo "open $(B)/docs/html/index.html"
+
+dist: setup ## a source distribution and a wheel for this system, in build/dist
+	$(Q)$(PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('$(B)/dist')" > /dev/null
+	$(Q)$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir $(B)/dist $(B)/dist/tidegate-$(VERSION).tar.gz
+	@ls $(B)/dist
+
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
 demo: ## nginx, FastAPI and Flask under one limit; stays up until Ctrl-C (ONCE=1: leave after the table)
@@ -256,11 +268,28 @@ $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fc
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# The peer's own server library, for this one program.
+$(B)/bench/fcgi_libfcgi: bench/fcgi_libfcgi.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) $< $(LDFLAGS) -lfcgi -pthread -o $@
+
+bench-fcgi: ## the daemon beside libfcgi, nginx's limit_req and php-fpm (a few minutes; on a quiet machine)
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/fcgi_peers.py $(B) $(BENCH)
+	@$(PYTHON) bench/fcgi_relay.py $(B) --rounds 11 $(BENCH)
+
 # As anybody would build it, or what it loads would be no fair yardstick.
 $(B)/bench/cgi_constant: bench/cgi_constant.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
 	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
+
+bench-python: ## FastAPI and Flask with a limit beside slowapi, fastapi-limiter and flask-limiter
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@$(PYTHON) bench/python_peers.py $(BENCH)
 
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)

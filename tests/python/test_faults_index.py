@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/faults.md"
-ROW = re.compile(r"^\| (R\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([RF]\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 NAMED = re.compile(r"`([\w./-]+::\w+)`")
 # Rows that are held so far. What needs charging by outcome, header settings, concurrency limits or the command
 # line joins when that is there.
@@ -49,7 +49,7 @@ def python_tests() -> dict[str, set[str]]:
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_"):
                 claimed = re.findall(r"\bfault\(([^)]*)\)", " ".join(map(ast.unparse, function.decorator_list)))
                 found[f"{path.relative_to(ROOT).as_posix()}::{function.name}"] = set(
-                    re.findall(r"R\d+", " ".join(claimed))
+                    re.findall(r"[RF]\d+", " ".join(claimed))
                 )
     return found
 
