@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tidegate import ConfigError, Limiter
 
@@ -176,6 +178,53 @@ def test_a_killed_server_is_found_again_and_no_call_is_late(certificates: Certif
                     time.sleep(0.01)
     finally:
         secured.redis.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_tasks_share_one_secured_connection(certificates: Certificates, run: Callable[..., None]) -> None:
+    secured = Secured(certificates, "no")
+    one = Limiter("700/hour", name="tasks", store=secured.uri())
+
+    async def main() -> None:
+        for _ in range(2):  # a thousand calls fill more than one record each way
+            decisions = await asyncio.gather(*[one.hit_async("a") for _ in range(1000)])
+            assert not any(decision.degraded for decision in decisions)
+        assert (await one.peek_async("a")).remaining == 0
+        assert sum(bool(decision) for decision in decisions) == 0
+        before = int(info(secured.redis, "total_connections_received"))
+        secured.redis.kill()
+        assert (await one.hit_async("b")).degraded
+        secured.redis.start()
+        began = time.monotonic()
+        while (await one.hit_async("b")).degraded:
+            assert time.monotonic() - began < 10
+            await asyncio.sleep(0.02)
+        assert before < 20
+
+    try:
+        run(main())
+    finally:
+        secured.redis.close()
+
+
+def test_a_task_hears_what_is_wrong_with_a_certificate_as_a_store_that_fails(
+    secured: Secured, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Secured(certificates, "no")
+    limiter = Limiter("700/hour", name="x", store=one.uri())
+    one.redis.kill()
+    one.redis.options = tuple("yes" if word == "no" else word for word in one.redis.options)  # now it wants to see ours
+    one.redis.start()
+
+    async def main() -> None:
+        for _ in range(3):
+            assert (await limiter.hit_async("a")).degraded
+
+    try:
+        asyncio.run(main())
+    finally:
+        one.redis.close()
+    assert "the server refuses" in caplog.text
 
 
 def test_a_peer_that_speaks_no_tls_is_told_or_times_out(secured: Secured) -> None:

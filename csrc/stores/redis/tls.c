@@ -132,6 +132,7 @@ tg__tls_open(const tg_tls_options *options, tg_tls **opened, tg_error *error)
         BIO_meth_set_write(tls->method, bio_write);
         BIO_meth_set_read(tls->method, bio_read);
         BIO_meth_set_ctrl(tls->method, bio_control);
+        SSL_CTX_set_options(tls->context, SSL_OP_NO_RENEGOTIATION); /* a write would have to wait for a reading */
         SSL_CTX_set_min_proto_version(tls->context, TLS1_2_VERSION);
         SSL_CTX_set_mode(tls->context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
         SSL_CTX_set_verify(tls->context, tls->verifies ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, NULL);
