@@ -18,7 +18,7 @@
 #define ROUNDS_MAX 51
 
 static struct {
-    tg_async *client;
+    tg_store_async *client;
     struct pollfd fd;
     uint64_t wakes_at_us;
     bool flushes;
@@ -33,7 +33,7 @@ static unsigned next_key;
 typedef struct task {
     tg_target target;
     tg_result result;
-    tg_async_call *call;
+    tg_store_call *call;
 } task;
 
 static void
@@ -95,14 +95,14 @@ turn(void)
 {
     if (loop.flushes) {
         loop.flushes = false;
-        tg__async_flush(loop.client);
+        loop.client->ops->flush(loop.client);
     }
     poll(&loop.fd, loop.fd.fd == -1 ? 0 : 1, 10);
     if (loop.fd.revents)
-        tg__async_ready(loop.client, loop.fd.revents & (POLLIN | POLLHUP | POLLERR), loop.fd.revents & POLLOUT);
+        loop.client->ops->ready(loop.client, loop.fd.fd, loop.fd.revents & (POLLIN | POLLHUP | POLLERR), loop.fd.revents & POLLOUT);
     if (loop.wakes_at_us <= tg__monotonic_us()) {
         loop.wakes_at_us = UINT64_MAX;
-        tg__async_wake(loop.client);
+        loop.client->ops->wake(loop.client);
     }
 }
 
@@ -199,7 +199,7 @@ main(int argc, char **argv)
     }
     const tg_async_loop wishes = { NULL, on_watch, on_wake, on_flush };
     loop.wakes_at_us = UINT64_MAX;
-    if (tg__async_open(store, &wishes, &loop.client, &error) != TG_OK)
+    if (store->ops->async_open(store, &wishes, &loop.client, &error) != TG_OK)
         fail("open", error.message);
     redisContext *link = redisConnectUnix(argv[1]);
     tg_redis_keyring keyring;
@@ -217,7 +217,7 @@ main(int argc, char **argv)
         printf("%4u tasks %8.0f %8.0f %5.2f\n", tasks[i], median(mine[i], rounds), median(loops[i], rounds),
                median(ratios[i], rounds));
     redisFree(link);
-    tg__async_close(loop.client);
+    loop.client->ops->close(loop.client);
     tg_store_close(store);
     return 0;
 }

@@ -29,6 +29,7 @@ static const char first_rules[] =
     "# What every policy says that does not say otherwise.\n"
     "defaults:\n"
     "  on_store_failure: open       # a store that does not answer lets through; closed: 503\n"
+    "  # pause_when: error_rate > 50%   # no refusals on top where most answers are errors already\n"
     "\n"
     "# From the top, the first policy that matches judges a request, and every one marked `also` beside it.\n"
     "policies:\n"

@@ -192,7 +192,7 @@ static tg_status
 read_defaults(tg_reader *r, const tg_node *node)
 {
     static const char *const known[] = { TG_SETTINGS_WORDS, NULL };
-    static const char *const later[] = { "pause_when", NULL };
+    static const char *const later[] = { NULL };
     static const tg_keys allowed = { "defaults", known, later };
     const tg_node *values[TG_KEYS_MAX];
     const tg_status status = tg__read_keys(r, node, &allowed, values);

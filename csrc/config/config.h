@@ -33,6 +33,16 @@ typedef struct tg_counted {
     uint8_t statuses[500 / 8 + 1]; /* a bit for each of 100 to 599 */
 } tg_counted;
 
+/* `pause_when`: while more than so many of a hundred answers are errors, nobody is refused. */
+typedef struct tg_pause {
+    uint64_t period_us; /* 0: there is none */
+    uint64_t least;     /* answers within the period, or nothing is said of their rate */
+    unsigned percent;
+} tg_pause;
+
+/* "error_rate > 50% over 1m min 20". TG_E_RULE marks the word, as tg_rules_parse does. */
+tg_status tg__pause_parse(tg_text text, tg_pause *pause, tg_error *error);
+
 /* Rules that hold for clients of one plan. */
 typedef struct tg_plan {
     tg_text name;
@@ -62,6 +72,8 @@ typedef struct tg_policy {
     tg_log log;
     uint64_t log_sample;    /* one of so many; 0 as 1 */
     tg_counted counted;
+    tg_pause pause;
+    uint32_t watch;         /* what tells the policy, whatever is reloaded, while its answers are watched */
     tg_roll exempt, deny;
     tg_cost cost;
     tg_plan *plans;         /* `rules` are those of clients whose plan is not among them */

@@ -390,7 +390,7 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
     enum { NAME = TG_SETTINGS, MATCH, RULES, BY, ALSO, EXEMPT, DENY, COST, PLANS, COUNT };
     static const char *const known[] = { TG_SETTINGS_WORDS, "name",  "match", "rules", "by",  "also", "exempt",
                                          "deny",            "cost",  "plans", "count", NULL };
-    static const char *const later[] = { "pause_when", "count_denied", "max_delay", NULL };
+    static const char *const later[] = { "count_denied", "max_delay", NULL };
     static const tg_keys allowed = { "a policy", known, later };
     const tg_node *values[TG_KEYS_MAX];
     tg_status status = tg__read_keys(r, node, &allowed, values);
@@ -399,6 +399,7 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
     *policy = r->defaults;
     policy->file = r->file;
     policy->line = tg__source_line(&r->source, node->at);
+    policy->watch = 0;
     policy->cost.units = 1;
     if (!values[NAME] && !default_name)
         return tg__source_error(&r->source, node->at, "found a policy without \"name\"");
@@ -444,5 +445,7 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
         status = tg__read_settings(r, values, policy);
     if (status == TG_OK && values[ALSO])
         status = tg__read_flag(r, values[ALSO], &policy->also);
+    for (const char *at = policy->name; *at; at++)
+        policy->watch = (policy->watch ^ (uint8_t)*at) * UINT32_C(16777619); /* FNV-1a; a clash mixes two error rates */
     return status;
 }

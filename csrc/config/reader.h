@@ -63,11 +63,12 @@ enum {
     TG_SETTING_STATUSES,
     TG_SETTING_MODE,
     TG_SETTING_LOG,
+    TG_SETTING_PAUSE,
     TG_SETTINGS
 };
 #define TG_SETTINGS_WORDS                                                                                              \
     "on_store_failure", "on_full", "missing_identity", "headers", "body", "reset_format", "texts", "statuses", \
-        "mode", "log_decisions"
+        "mode", "log_decisions", "pause_when"
 tg_status tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *policy);
 
 tg_status tg__read_roll(const tg_reader *r, const tg_node *node, tg_roll *roll);

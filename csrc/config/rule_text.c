@@ -3,7 +3,7 @@
  *
  * Strict on purpose: a misspelt limit that is read as some other limit, or as none, is found only when it is needed.
  * Every error marks the word it is about. */
-#include "base/base.h"
+#include "config/config.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -635,6 +635,82 @@ tg_rules_parse(tg_text text, tg_algorithm preferred, tg_rule rules[TG_RULES_MAX]
                          "sliding_counter, token_bucket or leaky_bucket", (int)preferred);
     tg_parser parser = { .text = text.length ? text : tg_text_of(""), .error = error };
     return read_rules(&parser, preferred, rules, count);
+}
+
+/* ---- pause_when ---- */
+
+#define PAUSE_US_MIN (10 * SECOND_US)
+#define PAUSE_US_MAX HOUR_US
+#define PAUSE_LEAST_MAX 100000 /* one word of watch.c counts to ten times that */
+
+/* A sign that stands for itself, however it is spaced. */
+static tg_status
+expect_sign(tg_parser *parser, char sign)
+{
+    skip_space(parser);
+    const tg_span found = span_at(parser, parser->at);
+    if (peek(parser) != sign)
+        return fail(parser, found, "found %s, expected `%c`: error_rate > 50%%", show(parser, found).text, sign);
+    parser->at++;
+    return TG_OK;
+}
+
+/* [ "over" duration ] [ "min" int ] */
+static tg_status
+read_pause_option(tg_parser *parser, tg_pause *pause, bool *over, bool *min)
+{
+    bool calendar;
+    const tg_span word = span_at(parser, parser->at);
+    const tg_text text = text_of(parser, word);
+    tg_span span;
+    const bool is_over = tg__text_is_nocase(text, "over"), is_min = tg__text_is_nocase(text, "min");
+    if ((!is_over || *over) && (!is_min || *min))
+        return fail(parser, word, "found %s, expected `over` with a duration or `min` with a number of answers",
+                    show(parser, word).text);
+    parser->at += word.length;
+    if (is_min) {
+        *min = true;
+        const tg_status status = read_number(parser, "how many answers at least", &pause->least, &span);
+        if (status != TG_OK || (pause->least >= 1 && pause->least <= PAUSE_LEAST_MAX))
+            return status;
+        return fail(parser, span, "found %s, expected from 1 to %d answers", show(parser, span).text, PAUSE_LEAST_MAX);
+    }
+    *over = true;
+    const tg_status status = read_duration(parser, "a duration", &pause->period_us, &calendar, &span);
+    if (status != TG_OK || (pause->period_us >= PAUSE_US_MIN && pause->period_us <= PAUSE_US_MAX))
+        return status;
+    return fail(parser, span, "found %s, expected from 10 seconds to an hour", show(parser, span).text);
+}
+
+/* "error_rate" ">" int "%" [ "over" duration ] [ "min" int ] */
+tg_status
+tg__pause_parse(tg_text text, tg_pause *pause, tg_error *error)
+{
+    tg_parser parser = { .text = text.length ? text : tg_text_of(""), .error = error };
+    bool over = false, min = false;
+    uint64_t percent;
+    *pause = (tg_pause){ .period_us = MINUTE_US, .least = 20 };
+    skip_space(&parser);
+    tg_span word = { parser.at, 0 };
+    while (!at_end(&parser) && is_letter(peek(&parser)))
+        parser.at++;
+    word.length = parser.at - word.offset;
+    if (!tg__text_is_nocase(text_of(&parser, word), "error_rate")) {
+        word = span_at(&parser, word.offset);
+        return fail(&parser, word, "found %s, expected `error_rate`: error_rate > 50%%", show(&parser, word).text);
+    }
+    tg_status status = expect_sign(&parser, '>');
+    if (status != TG_OK)
+        return status;
+    const tg_span digits = read_digits(&parser, &percent);
+    if (digits.length == 0 || percent > 99)
+        return fail(&parser, span_at(&parser, digits.offset), "found %s, expected a whole number from 0 to 99 and `%%`",
+                    show(&parser, span_at(&parser, digits.offset)).text);
+    status = expect_sign(&parser, '%');
+    pause->percent = (unsigned)percent;
+    for (skip_space(&parser); status == TG_OK && !at_end(&parser); skip_space(&parser))
+        status = read_pause_option(&parser, pause, &over, &min);
+    return status;
 }
 
 /* ---- from numbers, and back to text ---- */

@@ -140,6 +140,18 @@ read_log(const tg_reader *r, const tg_node *node, tg_policy *policy)
     return status;
 }
 
+/* error_rate > 50% over 1m min 20; or none */
+static tg_status
+read_pause(const tg_reader *r, const tg_node *node, tg_policy *policy)
+{
+    tg_error fault;
+    policy->pause = (tg_pause){ .period_us = 0 };
+    const tg_status status = tg__want_text(r, node, "error_rate > 50%, or none");
+    if (status != TG_OK || tg__text_is(node->text, "none"))
+        return status;
+    return tg__pause_parse(node->text, &policy->pause, &fault) == TG_OK ? TG_OK : tg__read_fault(r, node, &fault, true);
+}
+
 tg_status
 tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *policy)
 {
@@ -154,6 +166,8 @@ tg__read_settings(const tg_reader *r, const tg_node *const *values, tg_policy *p
         policy->mode = (tg_mode)choice;
     if (status == TG_OK && values[TG_SETTING_LOG])
         status = read_log(r, values[TG_SETTING_LOG], policy);
+    if (status == TG_OK && values[TG_SETTING_PAUSE])
+        status = read_pause(r, values[TG_SETTING_PAUSE], policy);
     return status;
 }
 

@@ -21,6 +21,8 @@ typedef struct checker {
     /* The tree of the file once more, for places that the config does not keep. */
     tg_source source;
     tg_node *root;
+    tg_text face;
+    unsigned known; /* TG_FACE_ bits; 0: no face is named */
 } checker;
 
 /* ---- places ---- */
@@ -401,6 +403,22 @@ check_memory(checker *c, const tg_policy *policy)
     }
 }
 
+/* ---- what the face can know ---- */
+
+/* A policy that could not judge at all is an error by now; this one judges, and never pauses. */
+static void
+check_pause(checker *c, const tg_policy *policy)
+{
+    const tg_node *node = policy_node(c, policy);
+    char shown[24];
+    if (policy->pause.period_us == 0 || c->known == 0 || (c->known & TG_FACE_RESPONSE))
+        return;
+    warn(c, "pause-unseen", child(node, "pause_when") ? child(node, "pause_when") : node, policy->line,
+         "policy \"%s\" pauses by how requests are answered, which %s does not see: only other faces on the same table can "
+         "make it pause",
+         policy->name, tg__text_show(c->face, shown, sizeof shown));
+}
+
 /* ---- the whole ---- */
 
 /* The file once more, as a tree. Whatever hinders that only costs columns. */
@@ -433,7 +451,7 @@ in_order(const void *left, const void *right)
 tg_status
 tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error)
 {
-    checker c = { .warnings = warnings, .room = room };
+    checker c = { .warnings = warnings, .room = room, .face = options->face };
     char shown[40], path[4096];
     unsigned known = 0;
     for (size_t i = 0; options->face.length && i < sizeof faces / sizeof *faces; i++)
@@ -452,6 +470,7 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         return status;
     const tg_held held = tg__gate_hold(gate);
     c.config = held.config;
+    c.known = known;
     snprintf(path, sizeof path, "%.*s", (int)options->store.length, options->store.data ? options->store.data : "");
     const char *variable = getenv("TIDEGATE_STORE");
     c.store = path[0]                      ? path
@@ -468,6 +487,7 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         check_shadowed(&c, i);
         check_by(&c, policy);
         check_memory(&c, policy);
+        check_pause(&c, policy);
     }
     *count = c.count;
     if (c.count > 0 && room > 0)

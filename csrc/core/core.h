@@ -46,11 +46,14 @@ enum { TG_SUFFIX_BYTES_MAX = 16 };
 tg_status tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_options *options,
                            const char *suffix, tg_limiter **opened, tg_error *error);
 
+/* Answers that are there already and the question that is put next; NULL: the store is waited for. See inquiry.h. */
+typedef struct tg_inquiry tg_inquiry;
+
 /* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters, each with a cost of its own, at most TG_LIMIT_MAX. `reported` is the
- * index of the limiter whose name the judgement bears. */
+ * index of the limiter whose name the judgement bears. TG__PENDING: see inquiry.h. */
 tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
                              const tg_request *request, const tg_decision *const *prior, size_t prior_count,
-                             tg_judgement *judgement, size_t *reported, tg_error *error);
+                             tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
 
 /* A CORS preflight: free on every face. */
 bool tg__is_preflight(const tg_request *request);

@@ -103,6 +103,7 @@ snapshot_close(tg_snapshot *old)
     }
     free(old->plans);
     free(old->logged);
+    free(old->watches);
     free(old->limiters);
     tg__config_close(old->config);
     free(old);
@@ -304,7 +305,7 @@ is_simple(const tg_policy *policy)
 {
     return policy->exempt.count == 0 && policy->deny.count == 0 && policy->plan_count == 0 &&
            policy->cost.source == TG_COST_FIXED && policy->cost.units == 1 && policy->mode == TG_MODE_ENFORCE &&
-           policy->log == TG_LOG_NONE && policy->settle_place.line == 0;
+           policy->log == TG_LOG_NONE && policy->settle_place.line == 0 && policy->pause.period_us == 0;
 }
 
 static void
@@ -313,6 +314,19 @@ look_over(tg_snapshot *made)
     made->simple = made->config->exempt.count == 0 && made->config->deny.count == 0;
     for (size_t i = 0; i < made->limiter_count; i++)
         made->simple &= is_simple(&made->config->policies[i]);
+}
+
+static tg_status
+make_watches(tg_snapshot *made, tg_error *error)
+{
+    const tg_config *config = made->config;
+    bool any = false;
+    for (size_t i = 0; i < config->policy_count; i++)
+        any |= config->policies[i].pause.period_us != 0;
+    if (!any)
+        return TG_OK;
+    made->watches = calloc(config->policy_count, sizeof *made->watches);
+    return made->watches ? TG_OK : tg__error(error, TG_E_NOMEM, "%s: out of memory", config->path);
 }
 
 static const char *
@@ -355,6 +369,8 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
     made->logged = calloc(config->policy_count + 1, sizeof *made->logged);
     if (!made->limiters || !made->plans || !made->logged)
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
+    if (status == TG_OK)
+        status = make_watches(made, error);
     if (status == TG_OK)
         status = take_client(gate, config, &made->client, error);
     for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
@@ -623,15 +639,35 @@ tg_gate_reload(tg_gate *gate, tg_error *error)
 
 /* ---- judging ---- */
 
+static const tg_snapshot *
+snapshot_at(const tg_gate *gate, size_t pinned)
+{
+    return atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
+}
+
+const tg_snapshot *
+tg__gate_pin(tg_gate *gate, bool looks, size_t *pinned)
+{
+    if (looks)
+        look_if_due(gate);
+    *pinned = pin(gate);
+    return snapshot_at(gate, *pinned);
+}
+
+void
+tg__gate_unpin(tg_gate *gate, size_t pinned)
+{
+    unpin(gate, pinned);
+}
+
 tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
               size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
     look_if_due(gate);
     const size_t pinned = pin(gate);
-    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_status status = tg__snapshot_judge(now, gate->store, request, cost, prior, prior_count, judgement, answer,
-                                                error);
+    const tg_status status = tg__snapshot_judge(snapshot_at(gate, pinned), gate->store, request, cost, prior, prior_count,
+                                                judgement, answer, NULL, error);
     unpin(gate, pinned);
     return status;
 }
@@ -640,11 +676,20 @@ tg_status
 tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers, size_t header_count,
                tg_error *error)
 {
+    tg_settling settling;
+    tg_status answer = TG_OK;
+    tg_error fault;
     const size_t pinned = pin(gate);
-    const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_status settled = tg__snapshot_settle(now, gate->store, judgement, status, headers, header_count, error);
+    const bool begun = tg__settle_begin(&settling, snapshot_at(gate, pinned), judgement, status, headers, header_count);
     unpin(gate, pinned);
-    return settled;
+    if (!begun)
+        return TG_OK;
+    while (tg__settle_next(&settling, answer, &fault))
+        answer = gate->store->ops->apply(gate->store, settling.op, settling.targets, settling.target_count,
+                                         &settling.taken, NULL, &fault);
+    if (settling.status != TG_OK && error)
+        *error = settling.error;
+    return settling.status;
 }
 
 static tg_status

@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "core/core.h"
+#include "core/watch.h"
 
 #include <stdatomic.h>
 
@@ -21,17 +22,40 @@ typedef struct tg_snapshot {
     tg_limiter **limiters;   /* one for each policy, in the file's order; of policies with plans the one for the rest */
     tg_limiter ***plans;     /* for each policy with plans one for each of them, else NULL */
     size_t limiter_count;
-    struct tg_logged *logged; /* for each policy, what has been said of it: the one thing that changes */
+    struct tg_logged *logged; /* for each policy, what has been said of it: this and what follows is all that changes */
+    tg_watch *watches;       /* for each policy, how its answers go; NULL: none has a `pause_when` */
     bool simple;             /* no policy does more than judge: the short way */
 } tg_snapshot;
 
 /* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
 tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                              const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
-                             tg_answer *answer, tg_error *error);
+                             tg_answer *answer, tg_inquiry *inquiry, tg_error *error);
 
-/* settle.c: tg_gate_settle likewise. */
-tg_status tg__snapshot_settle(const tg_snapshot *now, tg_store *store, tg_judgement *judgement, int status,
-                              const tg_header *headers, size_t header_count, tg_error *error);
+/* The snapshot in force, held until it is let go. `looks`: at the file first, where that is due. */
+const tg_snapshot *tg__gate_pin(tg_gate *gate, bool looks, size_t *pinned);
+void tg__gate_unpin(tg_gate *gate, size_t pinned);
+
+/* settle.c: tg_gate_settle, question by question. */
+typedef struct tg_settling {
+    tg_decision *decision; /* the caller's, to be marked */
+    uint64_t costs[TG_TARGETS_MAX]; /* of each result, as the response says */
+    enum { TG_SETTLE_BEGINS, TG_SETTLE_TAKES, TG_SETTLE_TAKES_REST, TG_SETTLE_GIVES } phase;
+    size_t at; /* the result of which more is taken */
+    /* The question. */
+    tg_op op;
+    tg_target targets[TG_TARGETS_MAX];
+    size_t target_count;
+    tg_result taken; /* its result, of a hit */
+    tg_status status; /* the first failure */
+    tg_error error;
+} tg_settling;
+
+/* Marks the judgement as settled. What the response says is read now, and is not needed any more. false: nothing is left
+ * to do. */
+bool tg__settle_begin(tg_settling *settling, const tg_snapshot *now, tg_judgement *judgement, int status,
+                      const tg_header *headers, size_t header_count);
+/* Hears the answer to the question before, at first none, and puts the next. false: there is none. */
+bool tg__settle_next(tg_settling *settling, tg_status answer, const tg_error *error);
 
 #endif

@@ -1,6 +1,7 @@
 /* One request under the rules file in force: which policies speak of it, what they say together, how it is answered.
  * Must not enter: YAML, faces, how a new reading comes into force. */
 #include "core/gate.h"
+#include "core/inquiry.h"
 #include "core/metrics.h"
 #include "identity/client.h"
 #include "identity/fields.h"
@@ -17,6 +18,7 @@ typedef struct court {
     const tg_decision *const *prior;
     size_t prior_count;
     uint64_t cost;
+    tg_inquiry *inquiry; /* NULL: the store is waited for */
     tg_judgement *judgement;
     const size_t *found;                      /* the policies that the request meets, by their place in the file */
     const tg_style *style;                    /* of the policy that is reported */
@@ -25,6 +27,10 @@ typedef struct court {
     const tg_policy *judging[TG_LIMITERS_MAX];
     size_t judging_count;
 } court;
+
+/* Where policies sit: those that are enforced, and beside them those that refuse nobody, each kind for itself. */
+enum { BENCH_ENFORCE = TG_MODE_ENFORCE, BENCH_SHADOW = TG_MODE_SHADOW, BENCH_CHALLENGE = TG_MODE_CHALLENGE, BENCH_PAUSED,
+       BENCHES };
 
 /* What the client is told, in the words of the policy that is reported. */
 static void
@@ -59,7 +65,7 @@ typedef struct bench {
 static bool
 is_counted(const court *of)
 {
-    return !of->request->peek && !of->judgement->needs_body;
+    return !of->request->peek && !of->judgement->needs_body && !tg__inquiry_repeats(of->inquiry);
 }
 
 static void
@@ -75,7 +81,7 @@ judge_together(court *of, const bench *together, tg_error *error)
     size_t reported;
     tg_judgement *judgement = of->judgement;
     const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
-                                                of->prior, of->prior_count, judgement, &reported, error);
+                                                of->prior, of->prior_count, judgement, &reported, of->inquiry, error);
     if (status == TG_OK && is_counted(of))
         tg__metrics_judged(together->limiters, together->count, judgement, reported);
     of->style = &of->judging[together->places[reported]]->style;
@@ -206,9 +212,12 @@ static tg_status
 judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
     const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
-                                                of->prior_count, said, reported, error);
+                                                of->prior_count, said, reported, of->inquiry, error);
     if (status == TG_OK && is_counted(of) && !said->needs_body) {
-        if (is_refusal(said))
+        const size_t at = of->found[aside->places[*reported]];
+        if (is_refusal(said) && refused == TG_METRIC_PAUSED)
+            tg__watch_let_through(&of->now->watches[at], of->now->limiters[at]);
+        else if (is_refusal(said))
             tg__metrics_one(aside->limiters[*reported], refused);
         else
             tg__metrics_judged(aside->limiters, aside->count, said, *reported);
@@ -242,18 +251,19 @@ keep_charges(tg_decision *decision, const tg_decision *aside, const bench *seats
     }
 }
 
+/* Those in `mode: challenge`, or those that are paused: what they refuse is let through, what they let through counts. */
 static tg_status
-judge_challenges(court *of, const bench *challenges, bool alone, tg_error *error)
+judge_lenient(court *of, const bench *lenient, tg_metric refused, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
-    const tg_status status = judge_aside(of, challenges, TG_METRIC_CHALLENGED, &said, &reported, error);
+    const tg_status status = judge_aside(of, lenient, refused, &said, &reported, error);
     if (status != TG_OK)
         return status;
     of->judgement->needs_body |= said.needs_body;
     if (is_refusal(&said)) {
         memcpy(of->judgement->missing, said.missing, sizeof said.missing);
-        of->judgement->challenged = true;
+        of->judgement->challenged |= refused == TG_METRIC_CHALLENGED;
         if (!alone)
             return TG_OK;
         of->style = &of->now->config->policies[of->found[reported]].style;
@@ -262,12 +272,12 @@ judge_challenges(court *of, const bench *challenges, bool alone, tg_error *error
     }
     if (alone && said.outcome == TG_ALLOWED) { /* nothing else speaks: its numbers are the request's */
         *of->judgement = said;
-        name_places(&of->judgement->decision, challenges);
-        for (size_t i = 0; i < challenges->count; i++)
-            of->judging[challenges->places[i]] = &of->now->config->policies[of->found[challenges->places[i]]];
+        name_places(&of->judgement->decision, lenient);
+        for (size_t i = 0; i < lenient->count; i++)
+            of->judging[lenient->places[i]] = &of->now->config->policies[of->found[lenient->places[i]]];
         of->style = &of->now->config->policies[of->found[reported]].style;
     } else if (!alone) {
-        keep_charges(&of->judgement->decision, &said.decision, challenges);
+        keep_charges(&of->judgement->decision, &said.decision, lenient);
     }
     return TG_OK;
 }
@@ -302,6 +312,39 @@ take_seat(const court *of, bench *seats, size_t place)
     seats->places[seats->count++] = place;
 }
 
+/* Whether so many of its answers are errors that it is to refuse nobody. One that forbids goes on: what it refuses was
+ * never to reach the application. */
+static bool
+is_paused(const court *of, size_t at)
+{
+    const tg_policy *policy = &of->now->config->policies[at];
+    const tg_limiter *limiter = of->now->limiters[at];
+    tg_watched watched;
+    if (policy->mode != TG_MODE_ENFORCE)
+        return false;
+    for (size_t i = 0; i < limiter->rule_count; i++)
+        if (limiter->rules[i].algorithm == TG_DENY)
+            return false;
+    const bool pauses = tg__watch_pauses(&of->now->watches[at], limiter, &policy->pause, &watched);
+    if (!of->request->peek)
+        tg__watch_tell(&of->now->watches[at], limiter, &policy->pause, pauses, &watched);
+    return pauses;
+}
+
+/* Looked at once: a judge that begins again finds the policy on the bench where it sat before. */
+static bool
+is_paused_here(const court *of, size_t place)
+{
+    if (of->now->config->policies[of->found[place]].pause.period_us == 0)
+        return false;
+    if (tg__inquiry_repeats(of->inquiry))
+        return of->inquiry->paused >> place & 1;
+    const bool paused = is_paused(of, of->found[place]);
+    if (of->inquiry && paused)
+        of->inquiry->paused |= (uint8_t)(1u << place);
+    return paused;
+}
+
 static bool
 settles(const tg_policy *policy)
 {
@@ -310,22 +353,26 @@ settles(const tg_policy *policy)
 
 /* Those that are enforced first; the others when nothing of it is refused, nor waits for the body. */
 static tg_status
-judge_seated(court *of, const bench benches[3], tg_error *error)
+judge_seated(court *of, const bench benches[BENCHES], tg_error *error)
 {
-    const bool alone = benches[TG_MODE_ENFORCE].count == 0;
+    bool alone = benches[BENCH_ENFORCE].count == 0;
     tg_status status = TG_OK;
     if (!alone) {
-        status = judge_together(of, &benches[TG_MODE_ENFORCE], error);
+        status = judge_together(of, &benches[BENCH_ENFORCE], error);
         if (status != TG_OK)
             return status;
-        name_places(&of->judgement->decision, &benches[TG_MODE_ENFORCE]);
+        name_places(&of->judgement->decision, &benches[BENCH_ENFORCE]);
     }
     if (of->judgement->status != 0 || of->judgement->needs_body)
         return TG_OK;
-    if (benches[TG_MODE_CHALLENGE].count)
-        status = judge_challenges(of, &benches[TG_MODE_CHALLENGE], alone, error);
-    if (status == TG_OK && benches[TG_MODE_SHADOW].count)
-        status = judge_shadows(of, &benches[TG_MODE_SHADOW], alone && benches[TG_MODE_CHALLENGE].count == 0, error);
+    if (benches[BENCH_PAUSED].count)
+        status = judge_lenient(of, &benches[BENCH_PAUSED], TG_METRIC_PAUSED, alone, error);
+    alone &= benches[BENCH_PAUSED].count == 0;
+    if (status == TG_OK && benches[BENCH_CHALLENGE].count)
+        status = judge_lenient(of, &benches[BENCH_CHALLENGE], TG_METRIC_CHALLENGED, alone, error);
+    alone &= benches[BENCH_CHALLENGE].count == 0;
+    if (status == TG_OK && benches[BENCH_SHADOW].count)
+        status = judge_shadows(of, &benches[BENCH_SHADOW], alone, error);
     return status;
 }
 
@@ -334,7 +381,9 @@ judge_wholly(court *of, size_t count, tg_error *error)
 {
     const tg_config *config = of->now->config;
     tg_judgement *judgement = of->judgement;
-    bench benches[3];
+    bench benches[BENCHES];
+    uint32_t watches[TG_LIMITERS_MAX];
+    size_t watch_count = 0;
     bool settling = false, judged = false;
     tg__judgement_unmatched(judgement);
     if (tg__is_preflight(of->request))
@@ -353,7 +402,7 @@ judge_wholly(court *of, size_t count, tg_error *error)
             count_at(of, of->found[i], TG_METRIC_EXEMPT);
         return exempt(of, "");
     }
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < BENCHES; i++)
         benches[i].count = 0; /* the rest is written where it is used */
     of->judging_count = count;
     for (size_t i = 0; i < count; i++) {
@@ -363,16 +412,25 @@ judge_wholly(court *of, size_t count, tg_error *error)
             count_at(of, of->found[i], TG_METRIC_EXEMPT);
             continue;
         }
-        if (policy->mode == TG_MODE_ENFORCE)
+        const bool paused = is_paused_here(of, i);
+        if (policy->mode == TG_MODE_ENFORCE && !paused)
             of->judging[i] = policy;
+        if (policy->pause.period_us)
+            watches[watch_count++] = policy->watch;
         judged = true;
         settling |= settles(policy);
-        take_seat(of, &benches[policy->mode], i);
+        take_seat(of, &benches[paused ? BENCH_PAUSED : (int)policy->mode], i);
     }
     if (!judged)
         return exempt(of, config->policies[of->found[0]].name);
     const tg_status status = judge_seated(of, benches, error);
-    judgement->settles = settling && status == TG_OK && judgement->status == 0 && !judgement->decision.degraded;
+    const bool goes_on = status == TG_OK && judgement->status == 0;
+    judgement->settles = goes_on && settling && !judgement->decision.degraded;
+    if (watch_count && goes_on && is_counted(of)) { /* else it is judged again */
+        memcpy(judgement->watches, watches, watch_count * sizeof *watches);
+        judgement->watch_count = (uint8_t)watch_count;
+        judgement->settles = true;
+    }
     return status;
 }
 
@@ -429,7 +487,7 @@ log_decisions(const court *of, size_t count)
 tg_status
 tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                    const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_answer *answer,
-                   tg_error *error)
+                   tg_inquiry *inquiry, tg_error *error)
 {
     size_t found[TG_LIMITERS_MAX];
     court of; /* `judging` is not cleared */
@@ -439,6 +497,7 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
     of.prior = prior;
     of.prior_count = prior_count;
     of.cost = cost;
+    of.inquiry = inquiry;
     of.judgement = judgement;
     of.style = &now->config->style;
     of.judging_count = 0;

@@ -1,7 +1,9 @@
 /* The limiter: several rules and several identities in one decision, and what is answered when the store is silent. */
+#include "core/inquiry.h"
 #include "core/metrics.h"
 #include "core/overrides.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -130,13 +132,6 @@ tg_limiter_store(const tg_limiter *limiter)
 
 /* ---- from identities to targets ---- */
 
-/* The (rule, identity) pairs of one call. Identities and what is known of each result before the store is asked stand in
- * the decision, so that nothing is copied twice. */
-struct plan {
-    tg_target targets[TG_TARGETS_MAX];
-    size_t count;
-};
-
 static void
 begin_decision(tg_decision *decision)
 {
@@ -149,7 +144,7 @@ begin_decision(tg_decision *decision)
 /* What stands in the place of the limiter's own rules for this identity. false: nothing does. An override has at most as
  * many rules as its policy, so there is room. */
 static bool
-add_overridden(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
+add_overridden(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
                tg_decision *decision)
 {
     tg_rule rules[TG_RULES_MAX];
@@ -179,7 +174,7 @@ add_overridden(struct plan *plan, const tg_limiter *limiter, size_t limiter_inde
 
 /* Every rule of the limiter, for one identity of the decision. */
 static inline tg_status
-add_targets(struct plan *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
+add_targets(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_index, size_t identity_index, uint64_t cost,
             tg_decision *decision, tg_error *error)
 {
     const size_t first = plan->count, rule_count = limiter->rule_count;
@@ -274,7 +269,7 @@ compose_by(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dim
 
 static inline __attribute__((always_inline)) tg_status
 compose(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
-        struct plan *plan, tg_decision *decision, tg_error *error)
+        tg_target_list *plan, tg_decision *decision, tg_error *error)
 {
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
@@ -324,7 +319,7 @@ degrade(tg_decision *decision, bool allowed, const tg_rule *rule)
 
 /* The embedded stand-in's answer. Its charges are not given back: a refund goes to the store that stands again by then. */
 static bool
-decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *decision)
+decide_locally(tg_store *local, tg_op op, const tg_target_list *plan, tg_decision *decision)
 {
     if (local->ops->apply(local, op, plan->targets, plan->count, decision->results, &decision->overflow, NULL) != TG_OK)
         return false;
@@ -336,10 +331,11 @@ decide_locally(tg_store *local, tg_op op, const struct plan *plan, tg_decision *
 }
 
 static __attribute__((noinline, cold)) void
-decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan,
+decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
                      tg_decision *decision, const tg_error *error)
 {
-    tg__failure_seen(limiters[0]->store, error);
+    if (error->system_error != ECANCELED) /* a loop was closed: no fault of the store's */
+        tg__failure_seen(limiters[0]->store, error);
     tg_store *local = NULL;
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
@@ -355,7 +351,7 @@ decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op
 
 /* Never fails: what a silent store leaves open, on_store_failure answers. Returns where its outcome is counted, or NULL. */
 static inline tg_counter *
-decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct plan *plan, tg_decision *decision)
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan, tg_decision *decision)
 {
     tg_store *const store = limiters[0]->store;
     tg_error error;
@@ -375,11 +371,96 @@ decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const struct
     return line;
 }
 
+uint64_t
+tg__decision_begun(const tg_limiter *limiter, tg_op op)
+{
+    tg_counter *const line = op == TG_OP_HIT ? tg__metric_line(limiter) : NULL;
+    return line ? tg__latency_begin(line) : 0;
+}
+
+/* decide() from where the store has answered. */
+static void
+decide_on(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan, tg_decision *decision,
+          uint64_t began_ns, tg_status status, const tg_error *error)
+{
+    tg_store *const store = limiters[0]->store;
+    if (began_ns != 0)
+        tg__latency_end(store, began_ns);
+    decision->overflow = false; /* a table's: it is never asked so */
+    if (status != TG_OK) {
+        decide_without_store(limiters, limiter_count, op, plan, decision, error);
+        return;
+    }
+    tg__success_seen(store);
+    tg__decision_report(decision);
+}
+
+void
+tg__decision_answered(tg_limiter *limiter, tg_op op, const tg_target_list *plan, tg_decision *decision, uint64_t began_ns,
+                      tg_status status, const tg_error *error)
+{
+    decide_on(&limiter, 1, op, plan, decision, began_ns, status, error);
+    tg_counter *const line = op == TG_OP_HIT ? tg__metric_line(limiter) : NULL;
+    if (line)
+        tg__metric_add(line, tg__metric_of(decision));
+}
+
+/* All but the identities, which are found anew in each turn and are the same. */
+static void
+copy_decision(tg_decision *to, const tg_decision *from)
+{
+    memcpy(to, from, offsetof(tg_decision, results) + from->result_count * sizeof from->results[0]);
+}
+
+static void
+put_question(tg_inquiry *inquiry, const tg_limiter *first, tg_op op, const tg_target_list *plan, const tg_decision *decision)
+{
+    tg_decision *asked = &inquiry->asked;
+    inquiry->op = op;
+    inquiry->plan.count = plan->count;
+    copy_decision(asked, decision);
+    for (size_t i = 0; i < decision->identity_count; i++) {
+        asked->identities[i].length = decision->identities[i].length;
+        memcpy(asked->identities[i].bytes, decision->identities[i].bytes, decision->identities[i].length);
+    }
+    for (size_t i = 0; i < plan->count; i++) {
+        tg_target *target = &inquiry->plan.targets[i];
+        *target = plan->targets[i];
+        target->rule = &asked->results[i].rule;
+        target->identity = &asked->identities[asked->results[i].identity];
+        asked->results[i].rule = *plan->targets[i].rule;
+    }
+    inquiry->began_ns = tg__decision_begun(first, op);
+}
+
+/* As decide(), where nobody waits. false: the question is put. */
+static __attribute__((noinline)) bool
+decide_later(tg_inquiry *inquiry, tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
+             tg_decision *decision)
+{
+    if (inquiry->told < inquiry->said_count) {
+        copy_decision(decision, &inquiry->said[inquiry->told++]);
+        return true;
+    }
+    if (!inquiry->answered) {
+        put_question(inquiry, limiters[0], op, plan, decision);
+        return false;
+    }
+    inquiry->answered = false;
+    copy_decision(decision, &inquiry->asked);
+    decide_on(limiters, limiter_count, op, plan, decision, inquiry->began_ns, inquiry->status, inquiry->error);
+    if (inquiry->said && inquiry->said_count < TG_QUESTIONS_MAX - 1) {
+        copy_decision(&inquiry->said[inquiry->said_count++], decision);
+        inquiry->told++;
+    }
+    return true;
+}
+
 static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
             uint64_t patience_us, tg_decision *decision, tg_error *error)
 {
-    struct plan plan;
+    tg_target_list plan;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, decision, error);
     if (status == TG_OK) {
         for (size_t i = 0; patience_us > 0 && i < plan.count; i++)
@@ -420,7 +501,7 @@ static __attribute__((noinline)) tg_status
 administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
            tg_error *error)
 {
-    struct plan plan;
+    tg_target_list plan;
     tg_decision decision;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, &decision, error);
     if (status != TG_OK)
@@ -442,9 +523,15 @@ tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dimensions, size_t di
 }
 
 tg_status
-tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error)
+tg__limiter_plan(const tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                 tg_target_list *plan, tg_decision *decision, tg_error *error)
 {
-    tg_target targets[TG_TARGETS_MAX];
+    return compose(limiter, dimensions, dimension_count, cost, plan, decision, error);
+}
+
+size_t
+tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX])
+{
     size_t count = 0;
     for (size_t i = 0; i < decision->result_count; i++) {
         const tg_result *result = &decision->results[i];
@@ -458,12 +545,26 @@ tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error)
             .own = true,
         };
     }
+    return count;
+}
+
+void
+tg__refund_done(tg_decision *decision)
+{
+    for (size_t i = 0; i < decision->result_count; i++)
+        decision->results[i].charged = false;
+}
+
+tg_status
+tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    const size_t count = tg__refund_targets(decision, targets);
     if (count == 0)
         return TG_OK;
     const tg_status status = store->ops->apply(store, TG_OP_REFUND, targets, count, NULL, NULL, error);
     if (status == TG_OK)
-        for (size_t i = 0; i < decision->result_count; i++)
-            decision->results[i].charged = false;
+        tg__refund_done(decision);
     return status;
 }
 
@@ -540,7 +641,7 @@ identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, 
 
 static tg_status
 plan_request(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count, const tg_request *request,
-             struct plan *plan, tg_judgement *judgement, size_t *reported, tg_error *error)
+             tg_target_list *plan, tg_judgement *judgement, size_t *reported, tg_error *error)
 {
     plan->count = 0;
     for (size_t i = 0; i < limiter_count; i++) {
@@ -598,13 +699,13 @@ conclude(tg_limiter *const *limiters, tg_judgement *judgement)
 tg_status
 tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
                    const tg_request *request, const tg_decision *const *prior, size_t prior_count,
-                   tg_judgement *judgement, size_t *reported, tg_error *error)
+                   tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error)
 {
     *reported = 0;
     tg__judgement_unmatched(judgement);
     if (tg__is_preflight(request))
         return TG_OK;
-    struct plan plan;
+    tg_target_list plan;
     const tg_status status = plan_request(limiters, costs, limiter_count, request, &plan, judgement, reported, error);
     if (status == TG_E_IDENTITY) {
         judgement->decision.allowed = false;
@@ -618,15 +719,22 @@ tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t li
         return TG_OK; /* all of it waits for the body */
     for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
         mark_charged(&plan.targets[i], prior, prior_count);
-    decide(limiters, limiter_count, request->peek ? TG_OP_PEEK : TG_OP_HIT, &plan, &judgement->decision);
+    const tg_op op = request->peek ? TG_OP_PEEK : TG_OP_HIT;
+    if (__builtin_expect(inquiry != NULL, 0)) {
+        if (!decide_later(inquiry, limiters, limiter_count, op, &plan, &judgement->decision))
+            return TG__PENDING;
+    } else {
+        decide(limiters, limiter_count, op, &plan, &judgement->decision);
+    }
     *reported = conclude(limiters, judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
 }
 
 tg_status
-tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+tg__limiters_judge_all(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                       const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_inquiry *inquiry,
+                       tg_error *error)
 {
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
@@ -638,10 +746,17 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
     for (size_t i = 0; i < limiter_count; i++)
         costs[i] = cost;
     const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, judgement,
-                                                &reported, error);
+                                                &reported, inquiry, error);
     if (status == TG_OK && !request->peek)
         tg__metrics_judged(limiters, limiter_count, judgement, reported);
     return status;
+}
+
+tg_status
+tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
+                  const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
+{
+    return tg__limiters_judge_all(limiters, limiter_count, request, cost, prior, prior_count, judgement, NULL, error);
 }
 
 void
@@ -651,6 +766,7 @@ tg__judgement_unmatched(tg_judgement *judgement)
     judgement->status = 0;
     judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
     judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
+    judgement->watch_count = 0;
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

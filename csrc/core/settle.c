@@ -66,56 +66,118 @@ target_of(tg_decision *decision, tg_result *result, uint64_t cost)
     };
 }
 
-/* Takes more from one count: all of it, or as much as is left. */
-static tg_status
-take_more(tg_store *store, tg_decision *decision, tg_result *result, uint64_t units, tg_error *error)
+/* Policies that watch how their requests are answered; those that a reload has taken away since are no longer there. */
+static void
+tell_watches(const tg_snapshot *now, const tg_judgement *judgement, int status)
 {
-    tg_target target = target_of(decision, result, units);
-    tg_result taken = *result;
-    tg_status status = store->ops->apply(store, TG_OP_HIT, &target, 1, &taken, NULL, error);
-    if (status == TG_OK && !taken.allowed && taken.remaining > 0) {
-        target.cost = units = taken.remaining;
-        status = store->ops->apply(store, TG_OP_HIT, &target, 1, &taken, NULL, error);
+    for (size_t i = 0; now->watches && i < now->limiter_count; i++) {
+        const tg_policy *policy = &now->config->policies[i];
+        bool watched = false;
+        for (size_t k = 0; policy->pause.period_us && k < judgement->watch_count; k++)
+            watched |= judgement->watches[k] == policy->watch;
+        if (watched)
+            tg__watch_add(&now->watches[i], now->limiters[i], &policy->pause, status >= 500);
     }
-    return status;
 }
 
-tg_status
-tg__snapshot_settle(const tg_snapshot *now, tg_store *store, tg_judgement *judgement, int status,
-                    const tg_header *headers, size_t header_count, tg_error *error)
+bool
+tg__settle_begin(tg_settling *settling, const tg_snapshot *now, tg_judgement *judgement, int status,
+                 const tg_header *headers, size_t header_count)
 {
     const tg_request response = { .headers = headers, .header_count = header_count };
     tg_decision *decision = &judgement->decision;
-    tg_target targets[TG_TARGETS_MAX];
-    tg_result *given[TG_TARGETS_MAX];
-    tg_status settled = TG_OK;
-    size_t count = 0;
+    bool differs = false;
     if (!judgement->settles || judgement->status != 0)
-        return TG_OK;
+        return false;
     judgement->settles = false;
+    settling->decision = decision;
+    settling->phase = TG_SETTLE_BEGINS;
+    settling->at = 0;
+    settling->status = TG_OK;
+    if (judgement->watch_count)
+        tell_watches(now, judgement, status);
     for (size_t i = 0; i < decision->result_count; i++) {
-        tg_result *result = &decision->results[i];
+        const tg_result *result = &decision->results[i];
         const tg_policy *policy = result->charged ? policy_of(now, &result->rule) : NULL;
-        if (!policy)
-            continue;
-        uint64_t cost = policy->cost.source == TG_COST_RESPONSE ? cost_told(&policy->cost, &response, result->cost)
-                                                                : result->cost;
-        if (!counts(&policy->counted, status))
-            cost = 0;
-        if (cost > result->cost) {
-            const tg_status taken = take_more(store, decision, result, cost - result->cost, error);
-            settled = settled == TG_OK ? taken : settled;
-        } else if (cost < result->cost) {
-            given[count] = result;
-            targets[count++] = target_of(decision, result, result->cost - cost);
+        settling->costs[i] = result->cost;
+        if (policy && policy->cost.source == TG_COST_RESPONSE)
+            settling->costs[i] = cost_told(&policy->cost, &response, result->cost);
+        if (policy && !counts(&policy->counted, status))
+            settling->costs[i] = 0;
+        differs |= settling->costs[i] != result->cost;
+    }
+    return differs;
+}
+
+static void
+note_failure(tg_settling *settling, tg_status answer, const tg_error *error)
+{
+    if (answer == TG_OK || settling->status != TG_OK)
+        return;
+    settling->status = answer;
+    settling->error = *error;
+}
+
+/* Takes more from one count: all of it, or as much as is left. */
+static void
+ask_to_take(tg_settling *settling, uint64_t units)
+{
+    tg_result *result = &settling->decision->results[settling->at];
+    settling->op = TG_OP_HIT;
+    settling->targets[0] = target_of(settling->decision, result, units);
+    settling->target_count = 1;
+    settling->taken = *result;
+}
+
+static bool
+ask_to_give(tg_settling *settling)
+{
+    tg_decision *decision = settling->decision;
+    settling->phase = TG_SETTLE_GIVES;
+    settling->op = TG_OP_REFUND;
+    settling->target_count = 0;
+    for (size_t i = 0; i < decision->result_count; i++)
+        if (settling->costs[i] < decision->results[i].cost)
+            settling->targets[settling->target_count++] =
+                target_of(decision, &decision->results[i], decision->results[i].cost - settling->costs[i]);
+    return settling->target_count > 0;
+}
+
+static void
+mark_given(tg_settling *settling)
+{
+    for (size_t i = 0; i < settling->decision->result_count; i++) {
+        tg_result *result = &settling->decision->results[i];
+        if (settling->costs[i] < result->cost) {
+            result->cost = settling->costs[i];
+            result->charged = result->cost > 0;
         }
     }
-    if (count == 0)
-        return settled;
-    const tg_status back = store->ops->apply(store, TG_OP_REFUND, targets, count, NULL, NULL, error);
-    for (size_t i = 0; back == TG_OK && i < count; i++) {
-        given[i]->cost -= targets[i].cost;
-        given[i]->charged = given[i]->cost > 0;
+}
+
+bool
+tg__settle_next(tg_settling *settling, tg_status answer, const tg_error *error)
+{
+    const tg_decision *decision = settling->decision;
+    if (settling->phase != TG_SETTLE_BEGINS)
+        note_failure(settling, answer, error);
+    if (settling->phase == TG_SETTLE_GIVES) {
+        if (answer == TG_OK)
+            mark_given(settling);
+        return false;
     }
-    return settled == TG_OK ? back : settled;
+    if (settling->phase == TG_SETTLE_TAKES && answer == TG_OK && !settling->taken.allowed && settling->taken.remaining > 0) {
+        settling->phase = TG_SETTLE_TAKES_REST;
+        ask_to_take(settling, settling->taken.remaining);
+        return true;
+    }
+    if (settling->phase != TG_SETTLE_BEGINS)
+        settling->at++;
+    while (settling->at < decision->result_count && settling->costs[settling->at] <= decision->results[settling->at].cost)
+        settling->at++;
+    if (settling->at == decision->result_count)
+        return ask_to_give(settling);
+    settling->phase = TG_SETTLE_TAKES;
+    ask_to_take(settling, settling->costs[settling->at] - decision->results[settling->at].cost);
+    return true;
 }

@@ -262,7 +262,8 @@ TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_
     X(TG_METRIC_EXEMPT, "exempt", "listed in exempt")                                                                  \
     X(TG_METRIC_DEGRADED, "degraded", "the store did not answer: on_store_failure decided")                            \
     X(TG_METRIC_SHADOW_DENIED, "shadow_denied", "a policy in shadow mode would have refused")                          \
-    X(TG_METRIC_CHALLENGED, "challenged", "over a limit in challenge mode, let through")
+    X(TG_METRIC_CHALLENGED, "challenged", "over a limit in challenge mode, let through")                               \
+    X(TG_METRIC_PAUSED, "paused", "would have been refused, let through by pause_when")
 
 typedef enum tg_metric {
 #define TG_METRIC_ENUM(name, word, text) name,
@@ -517,7 +518,9 @@ typedef struct tg_judgement {
     /* Let through so far, by the dimensions that need no body. Read the body (up to TG_BODY_BYTES_MAX, to be replayed to
      * the application) and judge again with it, and with this decision among `prior`. */
     bool needs_body;
-    bool settles; /* what it costs is known after the response: call tg_gate_settle then */
+    bool settles; /* what it costs, or how it went, is known after the response: call tg_gate_settle then */
+    uint8_t watch_count; /* for tg_gate_settle: which policies want to know how it went */
+    uint32_t watches[TG_LIMITERS_MAX];
 } tg_judgement;
 
 /* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
@@ -570,8 +573,8 @@ typedef struct tg_answer tg_answer; /* below */
 TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost,
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                                tg_answer *answer, tg_error *error);
-/* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: gives
- * back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
+/* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: tells
+ * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
  * the response says took too little or too much, at most what is left. By the rules in force now; what a policy took that
  * is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
  * TG_E_STORE when the store did not answer: what was taken stays taken. */

@@ -9,6 +9,10 @@
 
 typedef struct tg_metric_name tg_metric_name; /* the store's */
 
+/* The words in which answers to a policy's requests are counted: a ring of the last stretches of time, then how often
+ * somebody was let through. core/watch.c knows what is in them. */
+enum { TG_WATCH_RING = 7, TG_WATCH_LET_THROUGH = TG_WATCH_RING, TG_WATCH_WORDS };
+
 typedef enum tg_op {
     TG_OP_HIT,    /* decide over all targets; take from all or from none */
     TG_OP_PEEK,   /* the verdicts of a hit; remaining and reset of the untouched state; write nothing */
@@ -30,6 +34,35 @@ typedef struct tg_target {
     bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
 } tg_target;
 
+/* ---- without waiting: what a remote store gives to a loop that is somebody else's ----
+ *
+ * Everything is called from the loop's thread, and nothing blocks. A store's own struct begins with tg_store_async, so that
+ * one that stands before another (tiers) or has several connections (a cluster) is asked alike. In a forked child every
+ * beginning is TG_E_STORE, and only `close` may follow. */
+typedef struct tg_store_call tg_store_call; /* the store's own */
+typedef struct tg_store_async tg_store_async;
+
+typedef struct tg_store_async_ops {
+    /* As `apply` with its deadline. `targets`, all they point to, and `results` stay the caller's and as they are until
+     * `done`, which is called once: never from within the beginning of its own call, but perhaps of another.
+     *
+     * call  receives what `cancel` takes; NULL when it is answered already: `done` will not be called
+     * TG_E_STORE, TG_E_NOMEM: not begun, `done` will not be called. */
+    tg_status (*begin)(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+                       tg_async_done *done, void *data, tg_store_call **call, tg_error *error);
+    void (*cancel)(tg_store_async *client, tg_store_call *call); /* `done` will not be called */
+    void (*ready)(tg_store_async *client, int fd, bool readable, bool writable);
+    void (*wake)(tg_store_async *client);
+    void (*flush)(tg_store_async *client);
+    /* Every call under way is done with TG_E_STORE, from within, except in a forked child: there none is. May be called
+     * from a `done`. */
+    void (*close)(tg_store_async *client);
+} tg_store_async_ops;
+
+struct tg_store_async {
+    const tg_store_async_ops *ops;
+};
+
 typedef struct tg_store_ops {
     const char *name; /* "table": appears in errors and metrics */
     bool remote;      /* apply may wait for a network */
@@ -43,6 +76,9 @@ typedef struct tg_store_ops {
      *           holder, never allocates. */
     tg_status (*apply)(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
                        bool *overflow, tg_error *error);
+    /* A client for one loop; NULL where `remote` is false. Takes a reference to the store; connects with its first call.
+     * No watch of a descriptor may outlive it: epoll forgets a closed one only with its last duplicate. TG_E_NOMEM. */
+    tg_status (*async_open)(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error);
     /* TG_E_RULE when the store could never hold this rule's state: says which size would do. */
     tg_status (*admit_rule)(tg_store *store, const tg_rule *rule, tg_error *error);
     /* May be NULL. What a rule's scope stands for, for stores whose keys a person reads. TG_E_NOMEM. */
@@ -59,6 +95,8 @@ typedef struct tg_store_ops {
     const tg_metric_name *(*metric_name)(tg_store *store, const char *space, const char *name);
     _Atomic uint64_t *(*metric_line)(tg_store *store, const tg_metric_name *name);
     void (*latency_add)(tg_store *store, uint64_t latency_ns);
+    /* May be NULL, and give NULL: the TG_WATCH_WORDS of a policy, which all processes share. */
+    _Atomic uint64_t *(*watch_line)(tg_store *store, const tg_metric_name *name);
     tg_status (*metrics)(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
                          tg_latency_metrics *latency, tg_error *error);
     /* Overrides and pauses; NULL where a store keeps none. override_set takes the place of the one of the same policy,
@@ -100,5 +138,12 @@ tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *option
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);
+
+static inline tg_status
+tg__async_begin(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+                tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
+{
+    return client->ops->begin(client, op, targets, target_count, results, done, data, call, error);
+}
 
 #endif

@@ -127,6 +127,9 @@ typedef struct tgpy_judgement {
     tg_outcome outcome;
     int status;
     bool challenged, shadow_denied, needs_body, settles;
+    PyObject *settles_at; /* the gate, where `settles` is set: a decision of nothing has no owner */
+    uint8_t watch_count;
+    uint32_t watches[TG_LIMITERS_MAX];
     bool answered;     /* `answer` is what the rules file made of it; else the limiter's own is made when asked for */
     tg_answer *answer; /* allocated, its storage only as long as it is used; NULL with `answered`: no fields, no body */
     char policy[TG_NAME_BYTES_MAX + 1];

@@ -68,6 +68,9 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     self->shadow_denied = judgement->shadow_denied;
     self->needs_body = judgement->needs_body;
     self->settles = judgement->settles;
+    self->settles_at = judgement->settles ? Py_XNewRef(owner) : NULL;
+    self->watch_count = judgement->settles ? judgement->watch_count : 0;
+    memcpy(self->watches, judgement->watches, self->watch_count * sizeof *self->watches);
     self->answered = answer != NULL;
     self->answer = kept;
     return (PyObject *)self;
@@ -78,6 +81,7 @@ judgement_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     Py_DECREF(of(self)->decision);
+    Py_XDECREF(of(self)->settles_at);
     PyMem_Free(of(self)->answer);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -309,7 +313,7 @@ judgement_settle(PyObject *object, PyObject *args)
     PyObject *given;
     if (!PyArg_ParseTuple(args, "iO:settle", &status, &given))
         return NULL;
-    if (!self->settles || !kept->owner || Py_TYPE(kept->owner) != self->state->gate_type)
+    if (!self->settles || !self->settles_at || Py_TYPE(self->settles_at) != self->state->gate_type)
         Py_RETURN_NONE;
     PyObject *list = PySequence_List(given), *held = PyList_New(0);
     const Py_ssize_t count = list ? PyList_Size(list) : 0;
@@ -321,9 +325,11 @@ judgement_settle(PyObject *object, PyObject *args)
     if (done && self->settles) { /* reading headers may have run code that settled it */
         tg_judgement judgement;
         tg_error error;
-        tg_gate *gate = ((tgpy_gate *)kept->owner)->gate;
+        tg_gate *gate = ((tgpy_gate *)self->settles_at)->gate;
         self->settles = false;
         judgement.settles = true;
+        judgement.watch_count = self->watch_count;
+        memcpy(judgement.watches, self->watches, sizeof judgement.watches);
         judgement.status = self->status;
         tgpy_decision_restore(kept, &judgement.decision);
         const tg_status settled = tg_gate_settle(gate, &judgement, status, headers, header_count, &error);

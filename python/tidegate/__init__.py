@@ -6,7 +6,7 @@
     if not limiter.hit("203.0.113.7"):
         ...
 
-The faces are tidegate.fastapi, tidegate.asgi and tidegate.flask; docs/python.md tells what each number means.
+The faces are tidegate.fastapi, tidegate.asgi, tidegate.flask and tidegate.wsgi; docs/python.md tells what each number means.
 """
 
 from tidegate._core import (

@@ -23,6 +23,18 @@ def check_cost(cost: int) -> int:
     return cost
 
 
+def check_judges(limiter: Limiter) -> None:
+    """TypeError or ConfigError for what cannot judge requests: a Limiter says by `by` who is counted."""
+    if not isinstance(limiter, Limiter):
+        raise TypeError(f"a request is judged by a Limiter, not by {type(limiter).__name__}")
+    if limiter.enabled:
+        try:
+            limiter.peek("")
+        except ValueError:
+            return  # it puts identities together itself
+        raise ConfigError(f'{limiter!r} does not say who is counted: give it by=, such as by="ip"')
+
+
 def rules_of_numbers(limit: int | None, window_seconds: float | None) -> str:
     """The text "5/60s" from limit=5, window_seconds=60. A computed limit of 0 refuses everything, as `deny` does."""
     if limit is None or window_seconds is None:

@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
 from tidegate._limits import UNROUTED, Limit, Needs, user_text
-from tidegate._request_state import BODY_BYTES_MAX, RequestState, message_of, refused, settle
+from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, message_of, refused, settle
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -73,8 +73,12 @@ def _state_of(actual: Request) -> RequestState:
     context open around several."""
     state: RequestState | None = actual.__dict__.get(_STATE)
     if state is None:
-        state = actual.__dict__[_STATE] = []
-        after_this_request(functools.partial(_add_fields, state))
+        state = actual.environ.get(SCOPE_KEY)
+        if state is None:
+            state = []
+            after_this_request(functools.partial(_add_fields, state))
+        # else tidegate.wsgi is around the application: it has judged this request, and adds the fields.
+        actual.__dict__[_STATE] = state
     return state
 
 

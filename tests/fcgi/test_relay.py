@@ -592,6 +592,10 @@ policies:
     rules: 3/hour
     by: [ip, "form:account"]
     count: {status: 401}
+  - name: failing
+    match: {path: ["/status/503/*", "/status/201/*"]}
+    rules: 2/hour
+    pause_when: error_rate > 50% min 2
   - {name: rest, rules: 1000000/hour}
 """
 
@@ -618,6 +622,13 @@ def test_a_cost_that_the_answer_names_is_charged(watcher: Daemon) -> None:
     assert left() == 100 - 1 - 40 - 1
     assert ask(watcher.address, uri="/status/200/0").status == 200
     assert left() in (100 - 43, 100 - 44)
+
+
+def test_while_the_application_fails_nobody_is_refused(watcher: Daemon) -> None:
+    assert [ask(watcher.address, uri="/status/503/0").status for _ in range(3)] == [503] * 3
+    assert [ask(watcher.address, uri="/status/201/0").status for _ in range(4)] == [201, 201, 201, 429]
+    wait_for(lambda: watcher.lines("refusals-paused"))
+    assert 'policy "failing" refuses nobody: 2 of 2 answers' in watcher.log()
 
 
 def test_what_an_application_does_not_answer_is_not_counted_as_what_it_would_have_been(watcher: Daemon) -> None:

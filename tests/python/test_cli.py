@@ -157,6 +157,7 @@ WARNED: list[tuple[str, list[str], list[str]]] = [
     ("by-invented", ["{name: a, rules: 1/s, by: 'ip+header:X-Api-Key'}"], []),
     ("one-bucket", ["{name: a, rules: 1/s, by: method}"], []),
     ("one-bucket", ["{name: a, rules: 1/s, by: [host, path]}"], []),
+    ("pause-unseen", ["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], ["--face", "fcgi-auth"]),
     ("forgets-before", ["{name: a, rules: 5/month}"], []),
     ("forgets-before", ["{name: a, rules: 5/2days}"], ["--store", "memory://"]),
 ]
@@ -176,6 +177,8 @@ SILENT: list[tuple[list[str], list[str]]] = [
     (["{name: a, rules: 1/s, by: user|ip}"], ["--face", "fcgi"]),
     (["{name: a, rules: deny, by: host}"], []),
     (["{name: a, rules: 5/day}"], ["--store", "memory://"]),
+    (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], ["--face", "asgi"]),
+    (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], []),
     (["{name: a, rules: 1/s, by: ip+route}"], ["--face", "flask"]),
 ]
 

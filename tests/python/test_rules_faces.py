@@ -261,3 +261,22 @@ def test_a_flask_view_counts_by_its_form(clock: ManualClock) -> None:
     assert client.post("/login", data={"account": "ann"}).get_data(as_text=True) == "ann"
     assert client.post("/login", data={"account": "ann"}).status_code == 429
     assert client.post("/login", data={"account": "bob"}).status_code == 200
+
+
+# ---- pause_when
+
+
+def test_a_route_that_fails_refuses_nobody_until_it_works_again(site: Callable[..., Site], clock: ManualClock) -> None:
+    shop = site("policies: [{name: a, rules: 4/hour, pause_when: error_rate > 50% over 1m min 4}]\n")
+    for _ in range(4):
+        assert shop.ask("GET", "/?status=503")[0] == 503
+    handled = len(shop.seen)
+    status, fields, _ = shop.ask("GET", "/?status=raise")  # the limit is used up
+    assert (status, len(shop.seen), "x-ratelimit-limit" in fields) == (500, handled + 1, False)
+    for _ in range(5):
+        assert shop.ask("GET", "/?status=200")[0] == 200
+    assert shop.ask("GET", "/?status=200")[0] == 429  # five of ten
+    for _ in range(3):
+        assert shop.ask("GET", "/?status=200")[0] == 429  # a refusal of ours is no answer of the application
+    clock.advance(61)
+    assert shop.ask("GET", "/?status=200")[0] == 429

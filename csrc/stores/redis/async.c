@@ -19,15 +19,18 @@
 #define READ_BYTES 32768
 #define WAKE_NEVER UINT64_MAX
 
+typedef struct redis_async redis_async;
+typedef struct asked asked;
+
 /* What a call hears that ends before its beginning has returned: its caller is told by that, not by `done`. */
 typedef struct tg_begun {
     bool failed;
     tg_error error;
 } tg_begun;
 
-struct tg_async_call {
-    tg_async_call *queue_next; /* in `waiting` or in `queue` */
-    tg_async_call *live_before, *live_next; /* until finished; in the order of deadlines */
+struct asked {
+    asked *queue_next; /* in `waiting` or in `queue` */
+    asked *live_before, *live_next; /* until finished; in the order of deadlines */
     tg_op op;
     const tg_target *targets;
     size_t target_count;
@@ -37,7 +40,7 @@ struct tg_async_call {
     uint64_t deadline_us;
     uint64_t manual_now_us;
     bool finished, probe, whole; /* whole: its words hold the script's text */
-    tg_begun *beginning; /* while its tg__async_begin has not returned */
+    tg_begun *beginning; /* while its beginning has not returned */
     uint8_t repeats; /* after NOSCRIPT, or on another connection when nothing had gone out */
     tg_call plan;
 };
@@ -51,11 +54,12 @@ typedef enum tg_async_state {
 } tg_async_state;
 
 typedef struct tg_queue {
-    tg_async_call *first, **last;
+    asked *first, **last;
     size_t count;
 } tg_queue;
 
-struct tg_async {
+struct redis_async {
+    tg_store_async base; /* first: a tg_store_async * is one of these */
     tg_redis_store *store;
     tg_async_loop loop;
     unsigned generation; /* of the process, see tg__fork_generation */
@@ -70,8 +74,8 @@ struct tg_async {
     bool watches_write;
 
     tg_queue waiting, queue;
-    tg_async_call *live_first, *live_last;
-    tg_async_call *spare; /* finished ones, for reuse */
+    asked *live_first, *live_last;
+    asked *spare; /* finished ones, for reuse */
     size_t pending;       /* in waiting and queue */
     size_t gone_out;      /* of the queue, from its front: some or all of their words were sent */
     unsigned texts_under_way[TG__SCRIPTS]; /* in the queue: an EVALSHA behind one finds its script */
@@ -96,7 +100,7 @@ queue_init(tg_queue *queue)
 }
 
 static void
-queue_put(tg_queue *queue, tg_async_call *call)
+queue_put(tg_queue *queue, asked *call)
 {
     call->queue_next = NULL;
     *queue->last = call;
@@ -104,10 +108,10 @@ queue_put(tg_queue *queue, tg_async_call *call)
     queue->count++;
 }
 
-static tg_async_call *
+static asked *
 queue_take(tg_queue *queue)
 {
-    tg_async_call *call = queue->first;
+    asked *call = queue->first;
     if (!call)
         return NULL;
     queue->first = call->queue_next;
@@ -132,7 +136,7 @@ queue_prepend(tg_queue *to, tg_queue *queue)
 }
 
 static void
-live_add(tg_async *client, tg_async_call *call)
+live_add(redis_async *client, asked *call)
 {
     call->live_before = client->live_last;
     call->live_next = NULL;
@@ -141,7 +145,7 @@ live_add(tg_async *client, tg_async_call *call)
 }
 
 static void
-live_remove(tg_async *client, tg_async_call *call)
+live_remove(redis_async *client, asked *call)
 {
     *(call->live_before ? &call->live_before->live_next : &client->live_first) = call->live_next;
     *(call->live_next ? &call->live_next->live_before : &client->live_last) = call->live_before;
@@ -149,7 +153,7 @@ live_remove(tg_async *client, tg_async_call *call)
 
 /* It stands in no queue any more. */
 static void
-release(tg_async *client, tg_async_call *call)
+release(redis_async *client, asked *call)
 {
     call->queue_next = client->spare;
     client->spare = call;
@@ -159,15 +163,15 @@ release(tg_async *client, tg_async_call *call)
 /* ---- the client's life ---- */
 
 static void
-enter(tg_async *client)
+enter(redis_async *client)
 {
     client->depth++;
 }
 
 static void
-dispose(tg_async *client)
+dispose(redis_async *client)
 {
-    for (tg_async_call *call = client->spare, *next; call; call = next) {
+    for (asked *call = client->spare, *next; call; call = next) {
         next = call->queue_next;
         free(call);
     }
@@ -178,22 +182,37 @@ dispose(tg_async *client)
 }
 
 static void
-leave(tg_async *client)
+leave(redis_async *client)
 {
     if (--client->depth == 0 && client->closing)
         dispose(client);
 }
 
+/* Nobody will hear how it ended: let another find out. */
+static void
+give_up_probe(redis_async *client, asked *call)
+{
+    if (call->probe)
+        atomic_store(&client->store->probing, false);
+    call->probe = false;
+}
+
 /* Nothing may follow that trusts the client's state: `done` may have changed all of it, though never freed it. */
 static void
-finish(tg_async *client, tg_async_call *call, tg_trouble trouble, tg_error *error)
+finish(redis_async *client, asked *call, tg_trouble trouble, tg_error *error)
 {
     if (call->finished)
         return;
     call->finished = true;
     live_remove(client, call);
-    const tg_status status = tg__redis_conclude(client->store, trouble, call->probe, error);
-    call->probe = false;
+    tg_status status = TG_E_STORE;
+    if (client->closing) { /* says nothing of Redis */
+        give_up_probe(client, call);
+        error->status = TG_E_STORE;
+    } else {
+        status = tg__redis_conclude(client->store, trouble, call->probe, error);
+        call->probe = false;
+    }
     if (call->beginning) {
         call->beginning->failed = true; /* no call ends well before its reply could come */
         call->beginning->error = *error;
@@ -205,7 +224,7 @@ finish(tg_async *client, tg_async_call *call, tg_trouble trouble, tg_error *erro
 /* ---- what the loop is asked for ---- */
 
 static void
-watch(tg_async *client, int fd, bool writable)
+watch(redis_async *client, int fd, bool writable)
 {
     if (fd == client->watched_fd && (fd == -1 || writable == client->watches_write))
         return;
@@ -219,7 +238,7 @@ watch(tg_async *client, int fd, bool writable)
 
 /* One timer, for the earliest deadline. Not moved for every call: it goes off, finds nothing late, and is set again. */
 static void
-set_timer(tg_async *client)
+set_timer(redis_async *client)
 {
     uint64_t at_us = client->live_first ? client->live_first->deadline_us : WAKE_NEVER;
     if (client->state > STATE_ASLEEP && client->state < STATE_READY && client->connects_until_us < at_us)
@@ -234,7 +253,7 @@ set_timer(tg_async *client)
 /* ---- losing the connection ---- */
 
 static void
-drop_connection(tg_async *client)
+drop_connection(redis_async *client)
 {
     watch(client, -1, false); /* before the number can be another's */
     tg__wire_close(&client->wire);
@@ -251,12 +270,12 @@ drop_connection(tg_async *client)
     memset(client->texts_under_way, 0, sizeof client->texts_under_way);
 }
 
-static void connect_for_waiting(tg_async *client);
+static void connect_for_waiting(redis_async *client);
 
 /* Those in the queue will get no reply. With `unsent` not one byte of theirs has gone out: they wait for another
  * connection, once, as a call that waits does. */
 static void
-lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, bool unsent)
+lose_connection(redis_async *client, tg_trouble trouble, const tg_error *error, bool unsent)
 {
     tg_queue lost = client->queue, kept;
     if (lost.count == 0)
@@ -267,7 +286,7 @@ lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, boo
     drop_connection(client);
     if (!was_ready) /* no connection came about: those who wait for one hear why */
         queue_prepend(&lost, &client->waiting);
-    for (tg_async_call *call; (call = queue_take(&lost));) {
+    for (asked *call; (call = queue_take(&lost));) {
         if (!call->finished && unsent && was_ready && call->repeats == 0) {
             call->repeats++;
             queue_put(&kept, call);
@@ -278,7 +297,7 @@ lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, boo
         release(client, call);
     }
     while (client->closing && kept.first) { /* a `done` has closed it */
-        tg_async_call *call = queue_take(&kept);
+        asked *call = queue_take(&kept);
         tg_error told = *error;
         finish(client, call, trouble, &told);
         release(client, call);
@@ -293,7 +312,7 @@ lose_connection(tg_async *client, tg_trouble trouble, const tg_error *error, boo
 /* ---- sending ---- */
 
 static bool
-make_room(tg_async *client, size_t bytes)
+make_room(redis_async *client, size_t bytes)
 {
     if (client->out_sent > 0 && client->out_sent == client->out_length)
         client->out_length = client->out_sent = 0;
@@ -311,7 +330,7 @@ make_room(tg_async *client, size_t bytes)
 }
 
 static void
-flush(tg_async *client)
+flush(redis_async *client)
 {
     client->unflushed = 0;
     while (client->out_sent < client->out_length) {
@@ -340,7 +359,7 @@ flush(tg_async *client)
 
 /* Puts the call's words behind those of the others. false: no memory; it is finished. */
 static bool
-put_call(tg_async *client, tg_async_call *call, bool whole)
+put_call(redis_async *client, asked *call, bool whole)
 {
     const tg_script script = tg__call_script(&call->plan, call->op);
     const tg_text text = whole ? tg__redis_script(script) : (tg_text){ NULL, 0 };
@@ -368,7 +387,7 @@ put_call(tg_async *client, tg_async_call *call, bool whole)
 }
 
 static void
-flush_now_or_later(tg_async *client)
+flush_now_or_later(redis_async *client)
 {
     if (client->unflushed >= FLUSH_EVERY) {
         flush(client);
@@ -379,10 +398,10 @@ flush_now_or_later(tg_async *client)
 }
 
 static void
-send_waiting(tg_async *client)
+send_waiting(redis_async *client)
 {
     while (client->state == STATE_READY && client->waiting.first) {
-        tg_async_call *call = queue_take(&client->waiting);
+        asked *call = queue_take(&client->waiting);
         if (call->finished || !put_call(client, call, false))
             release(client, call);
     }
@@ -393,7 +412,7 @@ send_waiting(tg_async *client)
 /* ---- connecting ---- */
 
 static void
-greet(tg_async *client)
+greet(redis_async *client)
 {
     tg_error error;
     client->state = STATE_GREETING;
@@ -419,7 +438,7 @@ greet(tg_async *client)
 
 /* The next address, until one can be tried. */
 static void
-connect_on(tg_async *client, tg_trouble trouble, tg_error *error)
+connect_on(redis_async *client, tg_trouble trouble, tg_error *error)
 {
     bool connecting = false;
     for (bool first = true; trouble != TG__TROUBLE_NONE || first; first = false) {
@@ -443,7 +462,7 @@ connect_on(tg_async *client, tg_trouble trouble, tg_error *error)
 }
 
 static void
-connect_for_waiting(tg_async *client)
+connect_for_waiting(redis_async *client)
 {
     while (client->waiting.first && client->waiting.first->finished)
         release(client, queue_take(&client->waiting));
@@ -470,7 +489,7 @@ connect_for_waiting(tg_async *client)
 /* ---- hearing ---- */
 
 static void
-hear_greeting(tg_async *client, const redisReply *reply)
+hear_greeting(redis_async *client, const redisReply *reply)
 {
     tg_error error;
     const tg_trouble trouble = tg__greeting_hear(client->store, &client->wire, &client->greeting, reply, &error);
@@ -488,9 +507,9 @@ hear_greeting(tg_async *client, const redisReply *reply)
 
 /* true: the connection is as it was. */
 static void
-hear_reply(tg_async *client, const redisReply *reply)
+hear_reply(redis_async *client, const redisReply *reply)
 {
-    tg_async_call *call = queue_take(&client->queue);
+    asked *call = queue_take(&client->queue);
     tg_error error;
     if (!call) { /* unasked: "max number of clients reached", a shutdown's last words */
         char explained[320];
@@ -538,7 +557,7 @@ hear_reply(tg_async *client, const redisReply *reply)
 }
 
 static void
-hear(tg_async *client)
+hear(redis_async *client)
 {
     char bytes[READ_BYTES];
     tg_error error;
@@ -581,37 +600,23 @@ hear(tg_async *client)
 
 /* ---- called from outside ---- */
 
+static redis_async *
+of(tg_store_async *base)
+{
+    return (redis_async *)base;
+}
+
 static bool
-ours(const tg_async *client)
+ours(const redis_async *client)
 {
     return client->generation == tg__fork_generation();
 }
 
-tg_status
-tg__async_open(tg_store *store, const tg_async_loop *loop, tg_async **opened, tg_error *error)
+static void
+async_close(tg_store_async *base)
 {
-    if (!tg__redis_is(store))
-        return tg__error(error, TG_E_UNSUPPORTED, "store %s answers at once: it needs no loop", store->ops->name);
-    tg_async *client = calloc(1, sizeof *client);
-    if (!client)
-        return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *client);
-    tg__store_retain(store);
-    client->store = (tg_redis_store *)store;
-    client->loop = *loop;
-    client->generation = tg__fork_generation();
-    atomic_init(&client->wire.fd, -1);
-    client->watched_fd = -1;
-    client->wakes_at_us = WAKE_NEVER;
-    queue_init(&client->waiting);
-    queue_init(&client->queue);
-    *opened = client;
-    return TG_OK;
-}
-
-void
-tg__async_close(tg_async *client)
-{
-    if (!client || client->closing)
+    redis_async *client = of(base);
+    if (client->closing)
         return;
     enter(client);
     client->closing = true;
@@ -623,7 +628,7 @@ tg__async_close(tg_async *client)
         if (waiting.count == 0)
             queue_init(&waiting);
         queue_init(&client->waiting);
-        for (tg_async_call *call; (call = queue_take(&waiting));) {
+        for (asked *call; (call = queue_take(&waiting));) {
             tg_error told = error;
             finish(client, call, TG__TROUBLE_REFUSED, &told);
             release(client, call);
@@ -634,7 +639,7 @@ tg__async_close(tg_async *client)
         /* The loop is the parent's copy; the connection is only let go of here. */
         tg__wire_close(&client->wire);
         for (tg_queue *queue = &client->waiting; queue; queue = queue == &client->waiting ? &client->queue : NULL)
-            for (tg_async_call *call; (call = queue_take(queue));)
+            for (asked *call; (call = queue_take(queue));)
                 release(client, call);
         if (client->addresses)
             freeaddrinfo(client->addresses);
@@ -643,10 +648,11 @@ tg__async_close(tg_async *client)
     leave(client);
 }
 
-tg_status
-tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-                tg_async_done *done, void *data, tg_async_call **begun, tg_error *error)
+static tg_status
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
 {
+    redis_async *client = of(base);
     tg_redis_store *store = client->store;
     *begun = NULL;
     if (!ours(client) || client->closing)
@@ -662,7 +668,7 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
     if (client->pending >= TG_ASYNC_PENDING_MAX)
         return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", store->address.shown,
                          TG_ASYNC_PENDING_MAX);
-    tg_async_call *call = client->spare;
+    asked *call = client->spare;
     if (call)
         client->spare = call->queue_next;
     else if (!(call = malloc(sizeof *call)))
@@ -674,7 +680,7 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     }
     tg_begun beginning = { .failed = false };
-    *call = (tg_async_call){
+    *call = (asked){
         .beginning = &beginning,
         .op = op,
         .targets = targets,
@@ -701,7 +707,7 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
     }
     if (!beginning.failed) {
         call->beginning = NULL;
-        *begun = call;
+        *begun = (tg_store_call *)call;
     }
     if (!client->closing)
         set_timer(client);
@@ -711,22 +717,23 @@ tg__async_begin(tg_async *client, tg_op op, const tg_target *targets, size_t tar
     return beginning.failed ? beginning.error.status : TG_OK;
 }
 
-void
-tg__async_cancel(tg_async *client, tg_async_call *call)
+static void
+async_cancel(tg_store_async *base, tg_store_call *begun)
 {
+    redis_async *client = of(base);
+    asked *call = (asked *)begun;
     if (call->finished)
         return;
     call->finished = true;
     live_remove(client, call);
-    if (call->probe) /* nobody will hear how it ended: let another find out */
-        atomic_store(&client->store->probing, false);
-    call->probe = false;
+    give_up_probe(client, call);
 }
 
-void
-tg__async_ready(tg_async *client, bool readable, bool writable)
+static void
+async_ready(tg_store_async *base, int fd, bool readable, bool writable)
 {
-    if (!ours(client) || client->closing)
+    redis_async *client = of(base);
+    if (!ours(client) || client->closing || fd != client->watched_fd)
         return;
     enter(client);
     tg_error error;
@@ -765,9 +772,10 @@ tg__async_ready(tg_async *client, bool readable, bool writable)
     leave(client);
 }
 
-void
-tg__async_flush(tg_async *client)
+static void
+async_flush(tg_store_async *base)
 {
+    redis_async *client = of(base);
     client->flush_asked = false;
     if (!ours(client) || client->closing)
         return;
@@ -779,9 +787,10 @@ tg__async_flush(tg_async *client)
     leave(client);
 }
 
-void
-tg__async_wake(tg_async *client)
+static void
+async_wake(tg_store_async *base)
 {
+    redis_async *client = of(base);
     client->wakes_at_us = WAKE_NEVER;
     if (!ours(client) || client->closing)
         return;
@@ -810,8 +819,37 @@ tg__async_wake(tg_async *client)
     leave(client);
 }
 
-size_t
-tg__async_pending(const tg_async *client)
+static const tg_store_async_ops async_ops = {
+    .begin = async_begin,
+    .cancel = async_cancel,
+    .ready = async_ready,
+    .wake = async_wake,
+    .flush = async_flush,
+    .close = async_close,
+};
+
+tg_status
+tg__redis_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **opened, tg_error *error)
 {
-    return client->pending;
+    redis_async *client = calloc(1, sizeof *client);
+    if (!client)
+        return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *client);
+    client->base.ops = &async_ops;
+    tg__store_retain(store);
+    client->store = (tg_redis_store *)store;
+    client->loop = *loop;
+    client->generation = tg__fork_generation();
+    atomic_init(&client->wire.fd, -1);
+    client->watched_fd = -1;
+    client->wakes_at_us = WAKE_NEVER;
+    queue_init(&client->waiting);
+    queue_init(&client->queue);
+    *opened = &client->base;
+    return TG_OK;
+}
+
+size_t
+tg__redis_async_pending(const tg_store_async *client)
+{
+    return ((const redis_async *)client)->pending;
 }

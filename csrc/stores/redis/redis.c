@@ -1,6 +1,7 @@
 /* redis:// and redis+unix://: one script call decides over all rules and identities of a decision. What happens when it
  * cannot: never past the deadline, and hardly any time at all once it is known (the circuit breaker).
  * Must not enter: what a rule means; RESP; sockets. */
+#include "stores/redis/async.h"
 #include "stores/redis/redis.h"
 
 #include <errno.h>
@@ -216,6 +217,7 @@ static const tg_store_ops redis_ops = {
     .name = "redis",
     .remote = true,
     .apply = redis_apply,
+    .async_open = tg__redis_async_open,
     .admit_rule = redis_admit_rule,
     .name_rule = redis_name_rule,
     .now_us = redis_now_us,
@@ -223,12 +225,6 @@ static const tg_store_ops redis_ops = {
     .stats = redis_stats,
     .close = redis_close,
 };
-
-bool
-tg__redis_is(const tg_store *store)
-{
-    return store->ops == &redis_ops;
-}
 
 /* ---- opening ---- */
 

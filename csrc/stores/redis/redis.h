@@ -193,7 +193,6 @@ typedef struct tg_redis_store {
 tg_trouble tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
 void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
 unsigned tg__fork_generation(void); /* another in each forked child */
-bool tg__redis_is(const tg_store *store);
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
 

@@ -193,6 +193,7 @@ _Static_assert(sizeof(tg_header_page) <= TG_TABLE_HEADER_BYTES, "layout");
 #define TG_METRIC_COUNTERS 8u
 #define TG_LATENCY_BUCKETS 15u
 #define TG_OVERRIDE_SLOTS 64u
+#define TG_WATCH_LINES 32u
 
 /* Whose counters these are. Claimed once, never given up: a name is written between `state` 1 and 2, and who dies between
  * costs one slot. */
@@ -221,6 +222,11 @@ typedef struct tg_override_slot {
     uint64_t zero;
 } tg_override_slot;
 
+/* How a policy's answers go, where its `pause_when` asks: core/watch.h says what the words are. */
+typedef struct tg_watch_words {
+    _Alignas(64) _Atomic uint64_t words[8]; /* TG_WATCH_WORDS */
+} tg_watch_words;
+
 typedef struct tg_side {
     _Alignas(64) _Atomic uint64_t overrides_standing; /* how many there were when last one was set; 0: none */
     _Alignas(64) _Atomic uint64_t latency[TG_LATENCY_BUCKETS]; /* how many measured decisions took how long */
@@ -228,6 +234,8 @@ typedef struct tg_side {
     tg_metric_slot slots[TG_METRIC_SLOTS];
     tg_metric_line lines[TG_METRIC_SHARDS][TG_METRIC_SLOTS];
     tg_override_slot overrides[TG_OVERRIDE_SLOTS];
+    tg_watch_words watches[TG_WATCH_LINES];
+    _Atomic uint32_t watch_owners[TG_WATCH_LINES]; /* a metric slot + 1; 0: free. Never given up, like a slot */
 } tg_side;
 
 #define TG_SIDE_BYTES UINT64_C(110592) /* whole pages of 4 KiB */
@@ -237,6 +245,7 @@ _Static_assert(sizeof(tg_metric_line) == 64, "layout");
 _Static_assert(sizeof(tg_override_slot) == 376 && offsetof(tg_override_slot, identity) == 144, "layout");
 _Static_assert(offsetof(tg_side, latency) == 64 && offsetof(tg_side, slots) == 192, "layout");
 _Static_assert(offsetof(tg_side, lines) == 18624 && offsetof(tg_side, overrides) == 84160, "layout");
+_Static_assert(offsetof(tg_side, watches) == 108224 && offsetof(tg_side, watch_owners) == 110272, "layout");
 _Static_assert(sizeof(tg_side) <= TG_SIDE_BYTES, "layout");
 
 #endif

@@ -10,13 +10,15 @@
 #define NAMES_MAX 1024u
 #define OTHERS (TG_METRIC_SLOTS - 1) /* where names count together that find no slot of their own */
 
-_Static_assert((int)TG_METRICS == (int)TG_METRIC_COUNTERS, "one counter for each metric");
+_Static_assert((int)TG_METRIC_PAUSED == (int)TG_METRIC_COUNTERS && TG_METRICS == TG_METRIC_PAUSED + 1,
+               "one counter for each metric but that which a watch counts");
 _Static_assert((int)TG_LATENCIES == (int)TG_LATENCY_BUCKETS, "one counter for each bound");
 
 /* A name of this process and its slot in the mapping in force. What limiters hold is this: a replaced file may have given
  * the slot to another name. */
 struct tg_metric_name {
     _Atomic uint32_t slot;
+    _Atomic uint32_t watch; /* its line + 1; 0: not looked for yet */
     char space[TG_NAME_BYTES_MAX], name[TG_NAME_BYTES_MAX];
 };
 
@@ -112,8 +114,10 @@ tg__metrics_follow(tg_table *table, const tg_map *map)
     tg_side *const side = tg__map_side(map);
     for (unsigned i = 0; names && side && i < NAMES_MAX; i++) {
         tg_metric_name *name = atomic_load_explicit(&names->names[i], memory_order_acquire);
-        if (name)
-            atomic_store_explicit(&name->slot, find_slot(side, name), memory_order_relaxed);
+        if (!name)
+            continue;
+        atomic_store_explicit(&name->slot, find_slot(side, name), memory_order_relaxed);
+        atomic_store_explicit(&name->watch, 0, memory_order_relaxed);
     }
 }
 
@@ -146,6 +150,35 @@ tg__table_metric_line(tg_store *store, const tg_metric_name *name)
     return side->lines[own_shard()][atomic_load_explicit(&name->slot, memory_order_relaxed)].counters;
 }
 
+/* The line that a slot has, or gets; TG_WATCH_LINES: all are others'. */
+static uint32_t
+find_watch(tg_side *side, uint32_t slot)
+{
+    uint32_t i = 0;
+    for (; slot != OTHERS && i < TG_WATCH_LINES; i++) {
+        uint32_t owner = atomic_load_explicit(&side->watch_owners[i], memory_order_relaxed);
+        if (owner == slot + 1 ||
+            (owner == 0 && atomic_compare_exchange_strong(&side->watch_owners[i], &owner, slot + 1)) || owner == slot + 1)
+            return i;
+    }
+    return TG_WATCH_LINES;
+}
+
+_Atomic uint64_t *
+tg__table_watch_line(tg_store *store, const tg_metric_name *name)
+{
+    tg_side *const side = tg__map_side(atomic_load_explicit(&tg__table_of(store)->map, memory_order_acquire));
+    if (!side)
+        return NULL;
+    tg_metric_name *const known = (tg_metric_name *)name; /* only what is remembered of the search changes */
+    uint32_t watch = atomic_load_explicit(&known->watch, memory_order_relaxed);
+    if (watch == 0) {
+        watch = find_watch(side, atomic_load_explicit(&name->slot, memory_order_relaxed)) + 1;
+        atomic_store_explicit(&known->watch, watch, memory_order_relaxed);
+    }
+    return watch <= TG_WATCH_LINES ? side->watches[watch - 1].words : NULL;
+}
+
 /* Bucket i holds what took at most 128 << i nanoseconds; the last one the rest. */
 void
 tg__table_latency_add(tg_store *store, uint64_t latency_ns)
@@ -168,6 +201,10 @@ read_slot(const tg_side *side, uint32_t index, tg_policy_metrics *into)
     for (uint32_t shard = 0; shard < TG_METRIC_SHARDS; shard++)
         for (uint32_t i = 0; i < TG_METRIC_COUNTERS; i++)
             into->counts[i] += atomic_load_explicit(&side->lines[shard][index].counters[i], memory_order_relaxed);
+    for (uint32_t i = 0; i < TG_WATCH_LINES; i++)
+        if (atomic_load_explicit(&side->watch_owners[i], memory_order_relaxed) == index + 1)
+            into->counts[TG_METRIC_PAUSED] +=
+                atomic_load_explicit(&side->watches[i].words[TG_WATCH_LET_THROUGH], memory_order_relaxed);
 }
 
 tg_status

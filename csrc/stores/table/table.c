@@ -1004,6 +1004,7 @@ static const tg_store_ops table_ops = {
     .metric_name = tg__table_metric_name,
     .metric_line = tg__table_metric_line,
     .latency_add = tg__table_latency_add,
+    .watch_line = tg__table_watch_line,
     .metrics = tg__table_metrics,
     .override_set = tg__table_override_set,
     .override_list = tg__table_override_list,

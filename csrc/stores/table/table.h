@@ -242,6 +242,7 @@ tg_status tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *erro
 
 const tg_metric_name *tg__table_metric_name(tg_store *store, const char *space, const char *name);
 _Atomic uint64_t *tg__table_metric_line(tg_store *store, const tg_metric_name *name);
+_Atomic uint64_t *tg__table_watch_line(tg_store *store, const tg_metric_name *name);
 void tg__table_latency_add(tg_store *store, uint64_t latency_ns);
 tg_status tg__table_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
                             tg_latency_metrics *latency, tg_error *error);

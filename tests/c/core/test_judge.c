@@ -638,6 +638,158 @@ settling_follows_the_rules_in_force_and_needs_no_reading_of_its_own(void **unuse
     unlink(path);
 }
 
+/* ---- pause_when ---- */
+
+static uint64_t
+counted_at(const char *policy, tg_metric metric)
+{
+    tg_policy_metrics policies[16];
+    size_t count;
+    assert_int_equal(tg_store_read_metrics(tg_gate_store(gate), policies, COUNT(policies), &count, NULL, NULL), TG_OK);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(policies[i].policy, policy) == 0)
+            return policies[i].counts[metric];
+    return 0;
+}
+
+/* How often a code was spoken, and what was said last. */
+static unsigned
+notices_of(const char *code, char last[480])
+{
+    tg_notice notice;
+    unsigned count = 0;
+    while (tg_notice_take(&notice))
+        if (strcmp(notice.code, code) == 0) {
+            memcpy(last, notice.message, sizeof notice.message);
+            count++;
+        }
+    return count;
+}
+
+static void
+nobody_is_refused_while_most_answers_are_errors(void **unused)
+{
+    (void)unused;
+    char last[480];
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies:\n"
+          "  - {name: site, rules: 5/10minutes, pause_when: error_rate > 50% over 70s min 4}\n");
+    notices_of("", last);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(judged_and_settled(&request, 503, NULL).status, 0);
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0); /* three of three are too few to say */
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0);
+    assert_int_equal(notices_of("refusals-paused", last), 1); /* three of four were, when the fifth was judged */
+    assert_string_equal(last, "policy \"site\" refuses nobody: 3 of 4 answers within 70 s were errors, over the 50 % of its "
+                              "pause_when");
+    /* The limit is used up: three of five are still over 50 %. */
+    assert_string_equal(told("GET", "/", "192.0.2.1"), "unmatched 0");
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0);
+    assert_int_equal(counted_at("site", TG_METRIC_PAUSED), 2);
+    /* Three of six are not over 50 %. */
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 429);
+    assert_int_equal(notices_of("refusals-resumed", last), 1);
+    holds(last, "policy \"site\" refuses again: 3 of 6 answers");
+    assert_int_equal(counted_at("site", TG_METRIC_DENIED), 1);
+    assert_int_equal(counted_at("site", TG_METRIC_ALLOWED), 5);
+}
+
+static void
+errors_are_forgotten_after_the_time_that_pause_when_names(void **unused)
+{
+    (void)unused;
+    char last[480];
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("policies:\n"
+          "  - {name: site, rules: 2/hour, pause_when: error_rate > 0% over 70s min 2}\n");
+    notices_of("", last);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(judged_and_settled(&request, 500, NULL).status, 0);
+    tg_clock_advance_us(now, 60000000);
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0);
+    tg_clock_advance_us(now, 10000000);
+    assert_int_equal(judged_and_settled(&request, 200, NULL).status, 429);
+    /* A rate about its bound does not fill the log: silence for as long as it looks back. */
+    assert_int_equal(notices_of("refusals-resumed", last), 1);
+    assert_int_equal(notices_of("refusals-paused", last), 0);
+}
+
+static void
+a_pause_lifts_no_other_policy_and_no_prohibition(void **unused)
+{
+    (void)unused;
+    tg_judgement judgement;
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    rules("defaults: {pause_when: error_rate > 50% min 1}\n"
+          "policies:\n"
+          "  - {name: wide, rules: 4/hour, also: true, pause_when: none}\n"
+          "  - {name: shut, match: {path: /shut}, rules: deny}\n"
+          "  - {name: kept, match: {path: /kept}, rules: 9/hour, deny: 192.0.2.9}\n"
+          "  - {name: site, rules: 2/hour}\n");
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(judged_and_settled(&request, 502, NULL).status, 0);
+    judgement = judged_and_settled(&request, 502, NULL);
+    assert_int_equal(judgement.status, 0);
+    assert_string_equal(judgement.policy, "wide"); /* what is told is of the policy that still refuses */
+    assert_int_equal(judgement.decision.remaining, 0);
+    assert_int_equal(judged_and_settled(&request, 502, NULL).status, 429);
+    assert_int_equal(counted_at("site", TG_METRIC_PAUSED), 2);
+    assert_int_equal(counted_at("wide", TG_METRIC_DENIED), 1);
+    holds(told("GET", "/shut", "192.0.2.2"), "forbidden 403");
+    const tg_request kept = { .method = tg_text_of("GET"), .path = tg_text_of("/kept"), .peer = tg_text_of("192.0.2.3") };
+    judged_and_settled(&kept, 500, NULL);
+    holds(told("GET", "/kept", "192.0.2.9"), "forbidden 403");
+}
+
+static void
+how_answers_go_is_known_to_every_gate_of_a_table_and_outlives_a_reload(void **unused)
+{
+    (void)unused;
+    tg_gate *other = NULL;
+    tg_judgement judgement;
+    char path[] = "/tmp/tidegate-judge-XXXXXX";
+    const int fd = mkstemp(path);
+    static const char yaml[] = "policies: [{name: a, rules: 1/hour, pause_when: error_rate > 10% min 3}]\n";
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of("memory://judge-watch"), .clock = now };
+    assert_int_equal(pwrite(fd, yaml, sizeof yaml - 1, 0), sizeof yaml - 1);
+    assert_int_equal(tg_gate_open(&options, &gate, NULL), TG_OK);
+    assert_int_equal(tg_gate_open(&options, &other, NULL), TG_OK);
+    assert_int_equal(judged_and_settled(&request, 500, NULL).status, 0);
+    assert_int_equal(judged_and_settled(&request, 500, NULL).status, 429);
+    for (int i = 0; i < 2; i++) { /* under way while the rules are read again */
+        tg_clock_advance_us(now, 1);
+        const tg_request stranger = { .method = tg_text_of("GET"), .path = tg_text_of("/"),
+                                      .peer = tg_text_of(i ? "192.0.2.8" : "192.0.2.9") };
+        assert_int_equal(tg_gate_judge(gate, &stranger, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        assert_int_equal(tg_gate_reload(gate, NULL), TG_OK);
+        assert_int_equal(tg_gate_settle(gate, &judgement, 500, NULL, 0, NULL), TG_OK);
+    }
+    assert_int_equal(tg_gate_judge(other, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+    assert_int_equal(judgement.status, 0);
+    tg_gate_close(other);
+    close(fd);
+    unlink(path);
+}
+
+static void
+a_table_too_small_to_count_still_pauses_by_what_its_process_has_seen(void **unused)
+{
+    (void)unused;
+    char path[] = "/tmp/tidegate-judge-XXXXXX";
+    const int fd = mkstemp(path);
+    static const char yaml[] = "policies: [{name: a, rules: 1/hour, pause_when: error_rate > 10% min 1}]\n";
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1") };
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of("memory://judge-small?size=512KiB"),
+                                      .clock = now };
+    assert_int_equal(pwrite(fd, yaml, sizeof yaml - 1, 0), sizeof yaml - 1);
+    assert_int_equal(tg_gate_open(&options, &gate, NULL), TG_OK);
+    assert_int_equal(judged_and_settled(&request, 500, NULL).status, 0);
+    assert_int_equal(judged_and_settled(&request, 500, NULL).status, 0);
+    close(fd);
+    unlink(path);
+}
+
 /* ---- log_decisions ---- */
 
 static unsigned
@@ -724,6 +876,11 @@ main(void)
         cmocka_unit_test_setup_teardown(requests_under_way_hold_their_places_until_their_answers_are_known, begin, end),
         cmocka_unit_test_setup_teardown(a_response_says_what_its_request_cost, begin, end),
         cmocka_unit_test_setup_teardown(settling_follows_the_rules_in_force_and_needs_no_reading_of_its_own, begin, end),
+        cmocka_unit_test_setup_teardown(nobody_is_refused_while_most_answers_are_errors, begin, end),
+        cmocka_unit_test_setup_teardown(errors_are_forgotten_after_the_time_that_pause_when_names, begin, end),
+        cmocka_unit_test_setup_teardown(a_pause_lifts_no_other_policy_and_no_prohibition, begin, end),
+        cmocka_unit_test_setup_teardown(how_answers_go_is_known_to_every_gate_of_a_table_and_outlives_a_reload, begin, end),
+        cmocka_unit_test_setup_teardown(a_table_too_small_to_count_still_pauses_by_what_its_process_has_seen, begin, end),
         cmocka_unit_test_setup_teardown(a_hundred_thousand_refusals_are_a_few_lines_with_their_number, begin, end),
         cmocka_unit_test_setup_teardown(decisions_are_logged_where_asked_for_and_never_by_a_look, begin, end),
     };

@@ -38,7 +38,7 @@ end(void **unused)
 /* ---- a loop ---- */
 
 typedef struct loop {
-    tg_async *client;
+    tg_store_async *client;
     struct pollfd fds[4];
     nfds_t fd_count;
     uint64_t wakes_at_us;
@@ -82,7 +82,7 @@ loop_open(tg_store *store, loop *one)
 {
     *one = (loop){ .wakes_at_us = UINT64_MAX };
     const tg_async_loop wishes = { one, on_watch, on_wake, on_flush };
-    assert_int_equal(tg__async_open(store, &wishes, &one->client, NULL), TG_OK);
+    assert_int_equal(store->ops->async_open(store, &wishes, &one->client, NULL), TG_OK);
     return *one;
 }
 
@@ -93,7 +93,7 @@ loop_turn(loop *one, uint64_t at_most_us)
     if (one->flushes && one->client) {
         one->flushes = false;
         one->flush_count++;
-        tg__async_flush(one->client);
+        one->client->ops->flush(one->client);
     }
     uint64_t held_us = tg__monotonic_us() - began_us;
     const uint64_t now_us = tg__monotonic_us();
@@ -108,12 +108,12 @@ loop_turn(loop *one, uint64_t at_most_us)
     memcpy(seen, one->fds, sizeof seen);
     for (nfds_t i = 0; ready > 0 && i < count; i++)
         if (seen[i].revents && one->client)
-            tg__async_ready(one->client, (seen[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0,
+            one->client->ops->ready(one->client, seen[i].fd, (seen[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0,
                             (seen[i].revents & (POLLOUT | POLLHUP | POLLERR)) != 0);
     if (one->wakes_at_us <= began_us) {
         one->wakes_at_us = UINT64_MAX;
         if (one->client)
-            tg__async_wake(one->client);
+            one->client->ops->wake(one->client);
     }
     held_us += tg__monotonic_us() - began_us;
     if (held_us > one->longest_turn_us)
@@ -139,7 +139,7 @@ typedef struct asked {
     tg_identity identity;
     tg_target target;
     tg_result result;
-    tg_async_call *call;
+    tg_store_call *call;
     int done; /* how often */
     tg_status status;
     uint64_t began_us, took_us;
@@ -163,9 +163,9 @@ on_done(void *data, tg_status status, const tg_error *error)
     else if (one->then)
         one->then->status = TG_E_STORE;
     if (one->closes) {
-        tg_async *client = one->on->client;
+        tg_store_async *client = one->on->client;
         one->on->client = NULL;
-        tg__async_close(client);
+        client->ops->close(client);
     }
 }
 
@@ -257,20 +257,9 @@ each_call_gets_its_own_answer_over_one_connection(void **unused)
     for (size_t k = 0; k < 7; k++)
         assert_int_equal(admitted[k], 50);
     assert_int_equal(server_info(&redis, "stats", "total_connections_received") - before, 1 + 1); /* and ours */
-    assert_int_equal(tg__async_pending(on.client), 0);
-    tg__async_close(on.client);
+    assert_int_equal(tg__redis_async_pending(on.client), 0);
+    on.client->ops->close(on.client);
     assert_int_equal(on.fd_count, 0);
-    tg_store_close(store);
-}
-
-static void
-a_store_that_answers_at_once_is_refused(void **unused)
-{
-    (void)unused;
-    tg_store *store = open_store("memory://at-once", NULL);
-    tg_async *client;
-    tg_error error;
-    assert_int_equal(tg__async_open(store, &(tg_async_loop){ .data = NULL }, &client, &error), TG_E_UNSUPPORTED);
     tg_store_close(store);
 }
 
@@ -288,7 +277,7 @@ a_deny_rule_is_answered_without_a_word_to_redis(void **unused)
     assert_null(one.call);
     assert_false(one.result.allowed);
     assert_int_equal(on.fd_count, 0);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -320,7 +309,7 @@ sixty_four_calls_that_miss_their_script_send_it_once(void **unused)
     freeReplyObject(reply);
     redisFree(link);
     assert_false(tg_notice_pending());
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -355,7 +344,7 @@ a_stopped_redis_costs_each_call_its_deadline_and_the_loop_nothing(void **unused)
     }
     server_signal(&redis, SIGCONT);
     assert_in_time(loop_recovery_us(&on, &rule), 2 * SECOND_US);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
     forget_notices();
 }
@@ -377,15 +366,15 @@ a_late_reply_goes_to_nobody(void **unused)
     ask(&calls[1]);
     run_until_done(&on, &calls[1], 1, SECOND_US); /* late */
     assert_int_equal(calls[1].status, TG_E_STORE);
-    assert_int_equal(tg__async_pending(on.client), 1);
+    assert_int_equal(tg__redis_async_pending(on.client), 1);
     prepare(&calls[2], &on, &rule, "b");
     assert_int_equal(ask(&calls[2]), TG_OK); /* behind it, over the same connection */
     run_until_done(&on, &calls[2], 1, SECOND_US);
     assert_int_equal(calls[2].status, TG_OK);
     assert_int_equal(calls[2].result.remaining, 999);
     assert_int_equal(calls[1].done, 1);
-    assert_int_equal(tg__async_pending(on.client), 0);
-    tg__async_close(on.client);
+    assert_int_equal(tg__redis_async_pending(on.client), 0);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -407,7 +396,7 @@ a_cancelled_call_is_never_done_and_disturbs_no_other(void **unused)
             loop_turn(&on, 0);
         for (size_t i = 0; i < 1000; i += 2)
             if (calls[i].done == 0)
-                tg__async_cancel(on.client, calls[i].call);
+                on.client->ops->cancel(on.client, calls[i].call);
             else
                 calls[i].done = 0; /* had its answer already */
         for (size_t i = 1; i < 1000; i += 2)
@@ -418,9 +407,9 @@ a_cancelled_call_is_never_done_and_disturbs_no_other(void **unused)
             assert_int_equal(calls[i].done, i % 2);
             assert_int_equal(calls[i].status, TG_OK);
         }
-        assert_int_equal(tg__async_pending(on.client), 0);
+        assert_int_equal(tg__redis_async_pending(on.client), 0);
     }
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -442,7 +431,7 @@ more_calls_than_the_bound_are_refused_at_once(void **unused)
     run_until_done(&on, calls, TG_ASYNC_PENDING_MAX, 10 * SECOND_US);
     for (size_t i = 0; i < TG_ASYNC_PENDING_MAX; i++)
         assert_int_equal(calls[i].status, TG_OK);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
     forget_notices();
 }
@@ -481,7 +470,7 @@ a_killed_redis_ends_every_call_and_is_found_again(void **unused)
         assert_in_time(loop_recovery_us(&on, &rule), 2 * SECOND_US);
     }
     assert_in_time(on.longest_turn_us, 10000);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
     forget_notices();
 }
@@ -505,7 +494,7 @@ a_connection_closed_while_idle_is_replaced_in_silence_here_too(void **unused)
         assert_int_equal(one.status, TG_OK);
         assert_int_equal(one.result.remaining, 999 - round);
     }
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -560,7 +549,7 @@ closing_ends_every_call(void **unused)
         }
         for (int i = 0; i < turns; i++)
             loop_turn(&on, 500);
-        tg__async_close(on.client);
+        on.client->ops->close(on.client);
         for (size_t i = 0; i < 30; i++)
             assert_int_equal(calls[i].done, 1);
         assert_int_equal(on.fd_count, 0);
@@ -588,7 +577,7 @@ a_forked_child_is_refused_and_leaves_the_parents_connection_alone(void **unused)
         asked one;
         prepare(&one, &on, &rule, "a");
         int wrong = ask(&one) != TG_E_STORE;
-        tg__async_close(on.client);
+        on.client->ops->close(on.client);
         loop own;
         loop_open(store, &own);
         prepare(&one, &own, &rule, "child");
@@ -603,7 +592,7 @@ a_forked_child_is_refused_and_leaves_the_parents_connection_alone(void **unused)
     run_until_done(&on, calls, 20, 5 * SECOND_US);
     for (size_t i = 0; i < 20; i++)
         assert_int_equal(calls[i].result.remaining, 999 - i);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
 }
 
@@ -628,7 +617,7 @@ names_ports_and_calls_that_wait_share_counts_with_it(void **unused)
         assert_int_equal(store->ops->apply(store, TG_OP_HIT, &one.target, 1, &waited, NULL, NULL), TG_OK);
         assert_int_equal(waited.remaining, one.result.remaining - 1);
         assert_int_equal(waited.remaining, 998 - 2 * i);
-        tg__async_close(on.client);
+        on.client->ops->close(on.client);
         tg_store_close(store);
     }
 }
@@ -653,7 +642,7 @@ a_port_nobody_listens_on_and_an_unknown_name_are_told_at_once_or_in_time(void **
             assert_int_equal(one.status, TG_E_STORE);
             assert_in_time(one.took_us, DEADLINE_US + SLACK_US);
         }
-        tg__async_close(on.client);
+        on.client->ops->close(on.client);
         tg_store_close(store);
     }
     forget_notices();
@@ -686,7 +675,7 @@ passwords_and_errors_are_those_of_calls_that_wait(void **unused)
     assert_int_equal(ask(&one), TG_OK); /* a refusal is no silence: no pause */
     run_until_done(&on, &one, 1, SECOND_US);
     assert_int_equal(one.status, TG_OK);
-    tg__async_close(on.client);
+    on.client->ops->close(on.client);
     tg_store_close(store);
     forget_notices();
 }
@@ -698,7 +687,6 @@ main(void)
     lateness_begin(&lateness);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(each_call_gets_its_own_answer_over_one_connection, begin, end),
-        cmocka_unit_test_setup_teardown(a_store_that_answers_at_once_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(a_deny_rule_is_answered_without_a_word_to_redis, begin, end),
         cmocka_unit_test_setup_teardown(sixty_four_calls_that_miss_their_script_send_it_once, begin, end),
         cmocka_unit_test_setup_teardown(a_stopped_redis_costs_each_call_its_deadline_and_the_loop_nothing, begin, end),
