@@ -107,6 +107,20 @@ read_state(tg_reading *reading, const tg_rule *rule, tg_seen *seen)
 
 /* ---- verdicts ---- */
 
+static tg_terms
+terms_of(const tg_target *target)
+{
+    return (tg_terms){ .patience_us = target->patience_us, .forced = target->forced && !target->charged };
+}
+
+/* What a hit takes of a log. */
+static uint64_t
+log_cost(const tg_target *target, const tg_seen *seen)
+{
+    const uint64_t room = seen->units < TG_LOG_HELD_MAX ? TG_LOG_HELD_MAX - seen->units : 0;
+    return terms_of(target).forced && target->cost > room ? room : target->cost;
+}
+
 /* The log's, from what the script found in it. */
 static tg_verdict
 log_verdict(const tg_target *target, const tg_seen *seen, uint64_t now_us)
@@ -117,12 +131,14 @@ log_verdict(const tg_target *target, const tg_seen *seen, uint64_t now_us)
     const uint64_t own = !target->charged ? 0 : target->cost < seen->units ? target->cost : seen->units;
     const uint64_t used = seen->units - own;
     const uint64_t room = rule->limit > used ? rule->limit - used : 0;
-    tg_verdict verdict = { .allowed = target->cost <= room, .remaining = room, .stamp_us = now_us };
+    const bool forced = terms_of(target).forced;
+    const uint64_t cost = log_cost(target, seen);
+    tg_verdict verdict = { .allowed = forced || cost <= room, .remaining = room, .stamp_us = now_us };
     if (seen->last_us >= 0)
         verdict.reset_after_us = (uint64_t)seen->last_us + rule->period_us - now_us;
     if (verdict.allowed) {
-        verdict.remaining = room - target->cost;
-        if (target->cost > 0 && !target->charged)
+        verdict.remaining = room > cost ? room - cost : 0;
+        if (cost > 0 && !target->charged)
             verdict.reset_after_us = rule->period_us;
     } else {
         verdict.retry_after_us = target->cost > rule->limit
@@ -157,6 +173,11 @@ verdict_of(const tg_target *target, const tg_seen *seen, uint64_t now_us, tg_sta
         return log_verdict(target, seen, now_us);
     if (target->charged)
         return tg__decide_charged(target->rule, &seen->state, now_us, target->cost);
+    if (target->forced || target->patience_us > 0) {
+        tg_verdict verdict;
+        tg__decide_on_terms(target->rule, &seen->state, now_us, target->cost, terms_of(target), next, &verdict);
+        return verdict;
+    }
     return tg__decide(target->rule, &seen->state, now_us, target->cost, next);
 }
 
@@ -169,7 +190,7 @@ taken_from(const tg_target *target, const tg_seen *seen, const tg_state *next, u
     if (target->rule->algorithm == TG_SLIDING_LOG) {
         if (seen->newest_us < (int64_t)now_us)
             after.newest_us = (int64_t)now_us;
-        after.units += target->cost;
+        after.units += log_cost(target, seen);
         after.last_us = after.newest_us;
     }
     return after;
