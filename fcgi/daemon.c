@@ -327,7 +327,7 @@ check_rules(const options *set, const char *path, tg_error *error)
     const tg_check_options check = {
         .path = tg_text_of(path),
         .store = tg_text_of(set->store),
-        .face = tg_text_of(set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
+        .face = tg_text_of(only_relays(set) ? "fcgi-relay" : set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
     };
     size_t count;
     if (tg_check(&check, warnings, room, &count, error) != TG_OK) {

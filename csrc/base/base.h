@@ -49,6 +49,10 @@ tg__hex_value(char c)
 tg_status tg__digest_init(tg_error *error);
 /* Unkeyed BLAKE2b of several pieces, each length-prefixed: the pieces cannot be shifted against each other. */
 void tg__digest(const tg_text *pieces, size_t piece_count, uint8_t *out, size_t out_bytes);
+/* SipHash-2-4-128 under a key of this process: whom it is not told cannot make two texts meet. */
+void tg__keyed_hash(const uint8_t key[16], const void *data, size_t length, uint8_t hash[16]);
+/* Random bytes from the system. */
+void tg__random(void *bytes, size_t count);
 
 /* ---- notices */
 

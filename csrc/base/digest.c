@@ -28,3 +28,15 @@ tg__digest(const tg_text *pieces, size_t piece_count, uint8_t *out, size_t out_b
     }
     crypto_generichash_final(&state, out, out_bytes);
 }
+
+void
+tg__keyed_hash(const uint8_t key[16], const void *data, size_t length, uint8_t hash[16])
+{
+    crypto_shorthash_siphashx24(hash, data, length, key);
+}
+
+void
+tg__random(void *bytes, size_t count)
+{
+    randombytes_buf(bytes, count);
+}

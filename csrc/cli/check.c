@@ -11,7 +11,7 @@ static const char usage[] =
     "Reads each rules file (else TIDEGATE_CONFIG) as a face would and says what is wrong, with line and column, and\n"
     "what is allowed but hardly meant. Opens no store and changes nothing.\n"
     "\n"
-    "  --face FACE   what asgi, flask, wsgi, fcgi or fcgi-auth cannot know is an error\n"
+    "  --face FACE   what asgi, flask, wsgi, fcgi, fcgi-auth, fcgi-relay or cgi cannot know is an error\n"
     "  --store URI   the store in use, where it is not the file's\n"
     "  --strict      warnings make the exit status 1 too\n"
     "  --json        one JSON list, an object a file\n";

@@ -15,6 +15,7 @@ enum { CLI_FINE = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 /* ---- the commands: arguments[0] is the command's name */
 
 int cli_check(int count, char **arguments);
+int cli_compile(int count, char **arguments);
 int cli_explain(int count, char **arguments);
 int cli_init(int count, char **arguments);
 int cli_list(int count, char **arguments);

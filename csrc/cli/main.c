@@ -15,6 +15,7 @@ static const struct {
 } commands[] = {
     { "init", cli_init, "write a first rules file, with comments" },
     { "check", cli_check, "say what is wrong with a rules file, and what is hardly meant" },
+    { "compile", cli_compile, "write the rules as tidegate-cgi reads them, without YAML" },
     { "explain", cli_explain, "why a request is answered as it is; takes nothing" },
     { "stats", cli_stats, "what has been decided, by policy and outcome; for people, JSON, Prometheus" },
     { "top", cli_top, "decisions a second by policy, again and again" },

@@ -1,6 +1,7 @@
 /* The rules file: what its keys mean, checked whole before anything of it is in force.
  * Must not enter: stores, counting, answers, libyaml (yaml_tree.c). */
-#include "config/config_words.h"
+#include "base/words.h"
+#include "config/compiled.h"
 #include "config/match.h"
 #include "config/reader.h"
 #include "identity/identity.h"
@@ -207,6 +208,9 @@ struct tg_whole {
     const tg_node *policies;  /* of the file itself, for what is wrong with all together */
     tg_reader unmatched_in;   /* where `unmatched` stands */
     const tg_node *unmatched;
+    const tg_compiled *compiled; /* read from there; else NULL */
+    size_t compiled_next;        /* which of its files an include has to be */
+    tg_recording *recording;     /* written down there; else NULL */
 };
 
 /* "${NAME}" becomes the variable's value: secrets need not stand in the file. */
@@ -226,9 +230,11 @@ expand(const tg_reader *r, const tg_node *node, const char *written, char **expa
                 return tg__source_error(&r->source, place, "found \"${\" without a variable's name and \"}\" behind it");
             memcpy(name, at + 2, name_length);
             name[name_length] = '\0';
-            value = getenv(name);
+            value = r->whole->compiled ? tg__compiled_variable(r->whole->compiled, name).data : getenv(name);
             if (!value || !*value)
                 return tg__source_error(&r->source, place, "found ${%s}, which is not set in the environment", name);
+            if (r->whole->recording && !tg__record_variable(r->whole->recording, name, value))
+                return tg__source_error(&r->source, place, "found more than %d variables", TG_COMPILED_VARIABLES_MAX);
             length = strlen(value);
             at = end;
         }
@@ -301,6 +307,7 @@ read_file(tg_reader *r, const tg_node *root)
     if (values[STORE]) {
         char *written;
         config->store_line = tg__source_line(&r->source, values[STORE]->at);
+        config->store_file = r->file;
         status = tg__read_string(r, values[STORE], "a store (\"shared://shop\")", &written);
         if (status == TG_OK)
             status = expand(r, values[STORE], written, &config->store);
@@ -334,16 +341,48 @@ read_file(tg_reader *r, const tg_node *root)
 
 /* ---- files ---- */
 
-static tg_status read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error);
+/* The text and the tree of an included file. */
+static tg_status
+read_included_tree(const tg_reader *r, const tg_node *entry, tg_reader *inner, tg_node **root)
+{
+    tg_config *config = r->config;
+    char *text = NULL;
+    size_t length = 0;
+    tg_error fault;
+    uint64_t *mark = config->marks[config->file_count];
+    config->files[config->file_count++] = (char *)inner->file;
+    if (tg__config_text(inner->file, &text, &length, mark, &fault) != TG_OK)
+        return tg__source_error(&r->source, entry->at, "%s", fault.message);
+    /* Places are looked for as long as the tree is there. */
+    const char *kept = tg__arena_copy(r->source.arena, (tg_text){ text, length });
+    free(text);
+    if (!kept)
+        return tg__read_no_memory(r);
+    inner->source.text = (tg_text){ kept, length };
+    const tg_status status = tg__yaml_read(&inner->source, root);
+    if (status == TG_OK && r->whole->recording)
+        tg__record_file(r->whole->recording, &inner->source, mark, *root);
+    return status;
+}
+
+/* The same as it was compiled, where files stand in the order in which they were read. */
+static tg_status
+read_compiled_tree(const tg_reader *r, const tg_node *entry, tg_reader *inner, tg_node **root)
+{
+    const tg_compiled *compiled = r->whole->compiled;
+    const size_t next = r->whole->compiled_next++;
+    if (next >= compiled->file_count || !tg__text_is(compiled->files[next].path, inner->file))
+        return tg__source_error(&r->source, entry->at, "this include is not the next file of %s: compile it again",
+                                compiled->path);
+    inner->source.text = compiled->files[next].text;
+    return tg__compiled_tree(compiled, next, r->source.arena, root, r->source.error);
+}
 
 static tg_status
 read_included(tg_reader *r, const tg_node *entry)
 {
-    tg_config *config = r->config;
+    const tg_config *config = r->config;
     char shown[96], path[1024];
-    tg_error fault;
-    char *text = NULL;
-    size_t length = 0;
     tg_node *root = NULL;
     tg_place last = { 0 };
     const char *slash = entry->text.data[0] == '/' ? NULL : strrchr(r->file, '/');
@@ -362,19 +401,11 @@ read_included(tg_reader *r, const tg_node *entry)
     inner.file = tg__arena_copy(r->kept, tg_text_of(path));
     if (!inner.file)
         return tg__read_no_memory(r);
-    config->files[config->file_count] = (char *)inner.file;
-    if (read_text(path, &text, &length, config->marks[config->file_count++], &fault) != TG_OK)
-        return tg__source_error(&r->source, entry->at, "%s", fault.message);
-    /* Places are looked for as long as the tree is there. */
-    const char *kept = tg__arena_copy(r->source.arena, (tg_text){ text, length });
-    free(text);
-    if (!kept)
-        return tg__read_no_memory(r);
-    inner.source.text = (tg_text){ kept, length };
     inner.source.path = inner.file;
     inner.source.last = &last;
     inner.depth++;
-    tg_status status = tg__yaml_read(&inner.source, &root);
+    tg_status status = r->whole->compiled ? read_compiled_tree(r, entry, &inner, &root)
+                                          : read_included_tree(r, entry, &inner, &root);
     if (status == TG_OK)
         status = read_file(&inner, root);
     if (r->whole->unmatched_in.source.last == &last)
@@ -382,28 +413,74 @@ read_included(tg_reader *r, const tg_node *entry)
     return status;
 }
 
-tg_status
-tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error)
+/* What fails to be copied is not watched, and no more. */
+static void
+keep_files(const tg_config *config, tg_files *files)
+{
+    for (size_t i = files->count; i < config->file_count; i++) {
+        files->paths[files->count] = strdup(config->files[i]);
+        if (!files->paths[files->count])
+            return;
+        memcpy(files->marks[files->count++], config->marks[i], sizeof config->marks[i]);
+    }
+}
+
+void
+tg__files_close(tg_files *files)
+{
+    for (size_t i = 0; i < files->count; i++)
+        free(files->paths[i]);
+    files->count = 0;
+}
+
+/* What to read and how: exactly one of `yaml` and `compiled` holds something. */
+typedef struct reading {
+    tg_text yaml;
+    const char *path;            /* of the rules file, as errors name it */
+    const uint64_t *mark;        /* of the file that is read, TG_MARKS of them */
+    const tg_compiled *compiled;
+    tg_recording *recording;
+    tg_files *files;             /* receives what is looked at, behind the file itself; NULL: nobody asks */
+} reading;
+
+static tg_status
+read_tree(const reading *how, tg_reader *r, tg_node **root)
+{
+    if (how->compiled)
+        return tg__compiled_tree(how->compiled, 0, r->source.arena, root, r->source.error);
+    const tg_status status = tg__yaml_read(&r->source, root);
+    if (status == TG_OK && how->recording)
+        tg__record_file(how->recording, &r->source, how->mark, *root);
+    return status;
+}
+
+static tg_status
+read_whole(const reading *how, tg_config **config, tg_error *error)
 {
     holder *held = calloc(1, sizeof *held);
     tg_arena tree = { 0 };
     tg_node *root = NULL;
     tg_place last = { 0 };
     if (!held)
-        return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
-    struct tg_whole whole = { .unmatched = NULL };
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", how->path);
+    struct tg_whole whole = { .compiled = how->compiled, .compiled_next = 1, .recording = how->recording };
     tg_reader r = {
-        .source = { .text = yaml, .path = path, .arena = &tree, .error = error, .last = &last },
+        .source = { .text = how->compiled ? how->compiled->files[0].text : how->yaml, .path = how->path, .arena = &tree,
+                    .error = error, .last = &last },
         .kept = &held->arena,
         .config = &held->config,
         .defaults = { .style = tg__style_default },
         .whole = &whole,
     };
     strcpy(held->config.space, "default");
-    held->config.path = tg__arena_copy(&held->arena, tg_text_of(path));
+    held->config.path = tg__arena_copy(&held->arena, tg_text_of(how->path));
     r.file = held->config.files[0] = held->config.path;
+    if (how->compiled) /* the one whose change says anything */
+        held->config.files[0] = tg__arena_copy(&held->arena, tg_text_of(how->compiled->path));
     held->config.file_count = 1;
-    tg_status status = held->config.path ? tg__yaml_read(&r.source, &root) : tg__read_no_memory(&r);
+    if (how->mark)
+        memcpy(held->config.marks[0], how->mark, sizeof held->config.marks[0]);
+    tg_status status = held->config.path && held->config.files[0] ? read_tree(how, &r, &root) : tg__read_no_memory(&r);
     if (status == TG_OK)
         status = read_file(&r, root);
     if (status == TG_OK && !held->config.policies) {
@@ -415,11 +492,31 @@ tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *e
     if (status == TG_OK)
         status = check_together(&r, whole.policies ? whole.policies : root);
     tg__arena_free(&tree);
+    if (how->files)
+        keep_files(&held->config, how->files);
     if (status == TG_OK)
         *config = &held->config;
     else
         tg__config_close(&held->config);
     return status;
+}
+
+tg_status
+tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error)
+{
+    return read_whole(&(reading){ .yaml = yaml, .path = path }, config, error);
+}
+
+tg_status
+tg__config_parse_compiled(tg_text bytes, const char *path, tg_config **config, tg_error *error)
+{
+    tg_compiled compiled;
+    tg_status status = tg__digest_init(error);
+    if (status == TG_OK)
+        status = tg__compiled_open(bytes, path, &compiled, error);
+    return status == TG_OK ? read_whole(&(reading){ .path = compiled.files[0].path.data, .compiled = &compiled }, config,
+                                        error)
+                           : status;
 }
 
 void
@@ -432,13 +529,13 @@ tg__config_close(tg_config *config)
     free(held);
 }
 
-/* Reads at most one byte more than a rules file may have, so that a too long one is told apart from a full one. */
+/* Reads at most `most` bytes, one more than there should be. */
 static tg_status
-read_all(int fd, const char *path, char *buffer, size_t *length, tg_error *error)
+read_all(int fd, const char *path, char *buffer, size_t most, size_t *length, tg_error *error)
 {
     *length = 0;
-    while (*length <= TG_CONFIG_BYTES_MAX) {
-        const ssize_t got = read(fd, buffer + *length, TG_CONFIG_BYTES_MAX + 1 - *length);
+    while (*length < most) {
+        const ssize_t got = read(fd, buffer + *length, most - *length);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -458,13 +555,13 @@ tg__config_mark(const struct stat *file, uint64_t mark[TG_MARKS])
     memcpy(mark, numbers, sizeof numbers);
 }
 
-/* The whole text of a file, to be freed. */
-static tg_status
-read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error)
+tg_status
+tg__config_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error)
 {
     char *buffer = NULL;
-    struct stat before, since;
+    struct stat before = { 0 }, since;
     tg_status status;
+    tg__config_mark(&before, mark);
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO's writer is not waited for */
     if (fd == -1)
         return tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be opened", path);
@@ -472,28 +569,34 @@ read_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS]
         status = tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be read", path);
         goto done;
     }
+    tg__config_mark(&before, mark);
     if (!S_ISREG(before.st_mode)) {
         status = tg__error(error, TG_E_CONFIG, "%s: found no regular file, expected a rules file", path);
         goto done;
     }
-    buffer = malloc(TG_CONFIG_BYTES_MAX + 1);
+    if (before.st_size > (off_t)TG_COMPILED_BYTES_MAX) {
+        status = tg__error(error, TG_E_CONFIG, "%s: found more than %u bytes, expected a rules file", path,
+                           TG_CONFIG_BYTES_MAX);
+        goto done;
+    }
+    const size_t room = (size_t)before.st_size + 1;
+    buffer = malloc(room);
     if (!buffer) {
         status = tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
         goto done;
     }
-    status = read_all(fd, path, buffer, length, error);
+    status = read_all(fd, path, buffer, room, length, error);
     if (status != TG_OK)
         goto done;
     /* An editor that writes in place may have written half: half a list of policies is a good file that lets much
      * through. */
     if (fstat(fd, &since) == -1 || since.st_size != before.st_size || since.st_mtim.tv_sec != before.st_mtim.tv_sec ||
-        since.st_mtim.tv_nsec != before.st_mtim.tv_nsec || (off_t)*length < before.st_size)
+        since.st_mtim.tv_nsec != before.st_mtim.tv_nsec || (off_t)*length != before.st_size)
         status = tg__error(error, TG_E_CONFIG, "%s: the rules file was being written while it was read: read it again",
                            path);
-    if (*length > TG_CONFIG_BYTES_MAX)
+    if (*length > TG_CONFIG_BYTES_MAX && !tg__is_compiled((tg_text){ buffer, *length }))
         status = tg__error(error, TG_E_CONFIG, "%s: found more than %u bytes, expected a rules file", path,
                            TG_CONFIG_BYTES_MAX);
-    tg__config_mark(&before, mark);
     if (status == TG_OK) {
         *text = buffer;
         buffer = NULL;
@@ -505,16 +608,59 @@ done:
 }
 
 tg_status
-tg__config_read(const char *path, tg_config **config, tg_error *error)
+tg__config_read_files(const char *path, tg_config **config, tg_files *files, tg_error *error)
+{
+    char *text = NULL;
+    size_t length = 0;
+    *files = (tg_files){ .count = 0 };
+    files->paths[0] = strdup(path);
+    if (!files->paths[0])
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
+    files->count = 1;
+    tg_compiled compiled;
+    tg_status status = tg__config_text(path, &text, &length, files->marks[0], error);
+    const tg_text bytes = { text, length };
+    reading how = { .yaml = bytes, .path = path, .mark = files->marks[0], .files = files };
+    if (status == TG_OK && tg__is_compiled(bytes)) {
+        status = tg__digest_init(error);
+        if (status == TG_OK)
+            status = tg__compiled_open(bytes, path, &compiled, error);
+        if (status == TG_OK) {
+            how.compiled = &compiled;
+            how.path = compiled.files[0].path.data;
+        }
+    }
+    if (status == TG_OK)
+        status = read_whole(&how, config, error);
+    char what[200];
+    if (status == TG_OK && how.compiled && tg__compiled_changed(&compiled, what, sizeof what))
+        tg__notice("rules-stale", "%s was compiled before %s changed, and stays in force as it is: run tidegate compile",
+                   path, what);
+    free(text);
+    return status;
+}
+
+tg_status
+tg__config_record(const char *path, tg_recording *recording, tg_config **config, tg_error *error)
 {
     char *text = NULL;
     size_t length = 0;
     uint64_t mark[TG_MARKS];
-    tg_status status = read_text(path, &text, &length, mark, error);
+    tg_status status = tg__config_text(path, &text, &length, mark, error);
+    const tg_text bytes = { text, length };
+    if (status == TG_OK && tg__is_compiled(bytes))
+        status = tg__error(error, TG_E_CONFIG, "%s: found compiled rules, expected the rules file itself", path);
     if (status == TG_OK)
-        status = tg__config_parse((tg_text){ text, length }, path, config, error);
-    if (status == TG_OK)
-        memcpy((*config)->marks[0], mark, sizeof mark);
+        status = read_whole(&(reading){ .yaml = bytes, .path = path, .mark = mark, .recording = recording }, config, error);
     free(text);
+    return status;
+}
+
+tg_status
+tg__config_read(const char *path, tg_config **config, tg_error *error)
+{
+    tg_files files;
+    const tg_status status = tg__config_read_files(path, config, &files, error);
+    tg__files_close(&files);
     return status;
 }

@@ -22,6 +22,7 @@ struct tg_limiter {
     tg_on_full on_full;
     tg_missing missing_identity;
     const tg_metric_name *metric; /* NULL: not counted */
+    bool gives_back; /* what it takes may be given back after the response */
 };
 
 /* Fills everything of a decision but results and identities from its results: allowed, reported, the plain fields. */

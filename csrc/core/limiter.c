@@ -166,6 +166,7 @@ add_overridden(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_i
             .identity = &decision->identities[identity_index],
             .cost = result->cost,
             .on_full = (uint8_t)limiter->on_full,
+            .gives_back = limiter->gives_back,
         };
     }
     decision->result_count = (uint8_t)plan->count;
@@ -195,6 +196,7 @@ add_targets(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_inde
             .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
+            .gives_back = limiter->gives_back,
         };
     }
     plan->count = first + rule_count;
@@ -509,10 +511,28 @@ administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t
     return limiter->store->ops->apply(limiter->store, op, plan.targets, plan.count, NULL, NULL, error);
 }
 
+/* While an override stands, what the limiter's own rules have counted is forgotten besides: it would hold again afterwards. */
+static __attribute__((noinline)) tg_status
+reset_own(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    tg_target_list plan;
+    tg_decision decision;
+    size_t count = 0;
+    const tg_status status = compose(limiter, dimensions, dimension_count, 0, &plan, &decision, error);
+    for (size_t i = 0; status == TG_OK && i < decision.identity_count; i++)
+        for (size_t k = 0; k < limiter->rule_count && count < TG_TARGETS_MAX; k++)
+            targets[count++] = (tg_target){ .rule = &limiter->rules[k], .identity = &decision.identities[i] };
+    return status == TG_OK ? limiter->store->ops->apply(limiter->store, TG_OP_RESET, targets, count, NULL, NULL, error)
+                           : status;
+}
+
 tg_status
 tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
 {
-    return administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
+    const tg_status status = administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
+    return status == TG_OK && tg__overrides_any(limiter->store) ? reset_own(limiter, dimensions, dimension_count, error)
+                                                                : status;
 }
 
 tg_status

@@ -1,5 +1,6 @@
 /* `by`: which parts of a request make an identity.
  * Must not enter: rules, stores, what becomes of a missing part. Allocates in tg__by_parse only. */
+#include "base/words.h"
 #include "identity/identity.h"
 
 #include "identity/client.h"
@@ -91,6 +92,27 @@ is_name(tg_text name)
     return name.length > 0;
 }
 
+/* What was probably meant: a kind, or one that stands before a name. */
+static const char *
+nearest_kind(tg_text word)
+{
+    static const char *const whole[] = { "user", "route", "path", "method", "host", "api_key", "fingerprint", NULL };
+    static const char *const before_names[] = { "header", "cookie", "query", "form", "json", NULL };
+    static const char *const with_names[] = { "header:NAME", "cookie:NAME", "query:NAME", "form:NAME", "json:NAME" };
+    const char *colon = memchr(word.data, ':', word.length);
+    if (!colon) {
+        const char *near = tg__word_nearest(word, whole);
+        if (near)
+            return near;
+    }
+    const tg_text head = { word.data, colon ? (size_t)(colon - word.data) : word.length };
+    const char *near = tg__word_nearest(head, before_names);
+    for (size_t i = 0; near && before_names[i]; i++)
+        if (near == before_names[i])
+            return with_names[i];
+    return NULL;
+}
+
 static tg_status
 parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
 {
@@ -131,6 +153,9 @@ parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
         into->name = (tg_text){ into->text + prefix, word.length - prefix };
         return TG_OK;
     }
+    const char *near = nearest_kind(word);
+    if (near)
+        return word_error(error, whole, word, "by: unknown kind \"%s\": did you mean \"%s\"?", near);
     return word_error(error, whole, word, "by: unknown kind \"%s\": expected one of %s, joined by '+', or alternatives "
                                           "separated by '|'",
                       KINDS_SHOWN);

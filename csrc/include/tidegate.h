@@ -415,7 +415,7 @@ TG_API tg_status tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensi
 /* As tg_limiter_hit would decide; `remaining` and `reset_after_us` are those of the untouched state. Takes nothing. */
 TG_API tg_status tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                  uint64_t cost, tg_decision *decision, tg_error *error);
-/* Forgets the identities under every rule. TG_E_STORE when the store did not answer. */
+/* Forgets the identities under every rule, and under what overrides it. TG_E_STORE when the store did not answer. */
 TG_API tg_status tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                   tg_error *error);
 /* Gives `cost` units back, never below zero, oldest first in a log. TG_E_STORE when the store did not answer. */
@@ -739,7 +739,8 @@ typedef struct tg_warning {
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
     tg_text store; /* likewise; only looked at, never opened */
-    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth"; empty: any. TG_E_ARG: another */
+    tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
+                   * "cgi"; empty: any. TG_E_ARG: another */
 } tg_check_options;
 
 /* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
@@ -747,6 +748,17 @@ typedef struct tg_check_options {
  * warnings  receives at most `room`, in the file's order; `count` says how many there are
  * TG_E_CONFIG  the file is wrong: line, column, and what was expected */
 TG_API tg_status tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error);
+
+/* ---- compiled rules ------------------------------------------------------------------------------------------------ */
+
+/* Reads a rules file with all that it includes and the variables it names, checks it whole, and writes what a process that
+ * lives for one request can read without parsing YAML. Wherever a rules file's path is taken, a compiled one may stand.
+ * The output appears whole or not at all, readable for whom the rules file is (not for others where a variable went in).
+ *
+ * TG_E_CONFIG: as tg_gate_open; TG_E_SYSTEM: the output cannot be written */
+TG_API tg_status tg_rules_compile(const char *path, const char *output, tg_error *error);
+/* Whether a source is another than when it was compiled: `what` names it. Those that are not there say nothing. */
+TG_API tg_status tg_rules_changed(const char *compiled, bool *changed, char *what, size_t what_bytes, tg_error *error);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 typedef struct tg_metric_name tg_metric_name; /* the store's */
+typedef struct tg_sight tg_sight;             /* sight.h */
 
 /* The words in which answers to a policy's requests are counted: a ring of the last stretches of time, then how often
  * somebody was let through. core/watch.c knows what is in them. */
@@ -32,6 +33,8 @@ typedef struct tg_target {
     bool forced;          /* HIT: take it whether it fits or not, and say so as allowed; later hits pay for it */
     bool own;
     bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
+    bool gives_back;    /* what is taken here may be given back later: whoever remembers a denial remembers it shortly */
+    tg_sight *sight;    /* HIT, PEEK: receives the state as it was before, from stores that are remote; may be NULL */
 } tg_target;
 
 /* ---- without waiting: what a remote store gives to a loop that is somebody else's ----
@@ -117,6 +120,8 @@ struct tg_store {
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     /* How many overrides stand, in memory that all processes share; NULL: the store keeps none. */
     _Atomic(const _Atomic uint64_t *) overrides;
+    /* Moves on when what the store said before may no longer hold: a connection was lost, another server answers. */
+    _Atomic uint64_t epoch;
     atomic_bool failing;
     _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
     _Atomic uint64_t failures;        /* since trouble began */
@@ -135,6 +140,13 @@ typedef struct tg_store_uri {
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
 tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+tg_status tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+
+/* What a store's address alone tells, without opening it: that it is one, and, where `rule` is not NULL, whether such a
+ * store could hold it. Users and groups of another host may be named. TG_E_CONFIG, TG_E_UNSUPPORTED, TG_E_RULE. */
+tg_status tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error);
+tg_status tg__table_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
+tg_status tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);

@@ -91,7 +91,7 @@ def test_an_answer_that_cannot_be_written_is_a_failure(program: Path) -> None:
 
 def test_a_first_file_passes_check_without_a_warning_on_every_face(run: Run, tmp_path: Path) -> None:
     assert run("init").returncode == 0
-    for face in ("asgi", "flask", "wsgi", "fcgi", "fcgi-auth"):
+    for face in ("asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "cgi"):
         done = run("check", "rules.yaml", "--face", face, "--strict")
         assert (done.returncode, done.stdout, done.stderr) == (0, "rules.yaml: ok\n", "")
     assert run("init", "-").stdout == (tmp_path / "rules.yaml").read_text()
@@ -130,6 +130,45 @@ def test_the_file_may_come_from_the_environment(run: Run, tmp_path: Path) -> Non
     assert run("check").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        ("shared//x", "expected memory://NAME, shared://NAME or redis://HOST"),
+        ("sharde://x", "unknown kind"),
+        ("shared://a/b", "a path begins with '/'"),
+        ("shared://x?sise=1MiB", "knows no option 'sise'"),
+        ("shared://x?size=many", "many"),
+        ("shared://x?mode=0666", "0666"),
+        ("memory://x?mode=0600", "knows no option"),
+        ("redis://h:99999", "99999"),
+    ],
+)
+def test_a_stores_address_is_looked_at_and_never_opened(run: Run, tmp_path: Path, store: str, told: str) -> None:
+    for text, options, place in (
+        (f"policies: []\nstore: '{store}'\n", [], f"{tmp_path}/rules.yaml:2:1: "),
+        ("policies: []\n", ["--store", store], ""),
+    ):
+        done = run("check", rules(tmp_path, text), *options)
+        assert (done.returncode, done.stdout) == (1, ""), store
+        assert done.stderr.startswith(f"tidegate: error: {place}")
+        assert told in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rules.yaml"]
+
+
+def test_users_and_groups_of_another_host_are_no_fault_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, "policies: []\nstore: shared://x?group=nobodys-group&owner=nobodys-name&mode=0660\n")
+    assert run("check", path).returncode == 0
+
+
+def test_a_rule_that_its_table_could_not_hold_is_marked_where_it_stands(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: '5/minute; 100000/day sliding_log'}")
+    for store, column in (("shared://x", 33), ("shared://x?size=1GiB", None), ("redis://127.0.0.1:1", None)):
+        done = run("check", path, "--store", store)
+        assert done.returncode == (1 if column else 0), done.stderr
+        if column:
+            assert done.stderr.startswith(f"tidegate: error: {path}:2:{column}: ")
+
+
 # ---- check: warnings
 
 
@@ -144,6 +183,8 @@ LOGIN = "{name: login, match: {path: /login}, rules: 5/minute}"
 WARNED: list[tuple[str, list[str], list[str]]] = [
     ("never-bites", ["{name: a, rules: 5/minute; 1000/hour}"], []),
     ("never-bites", ["{name: a, rules: [10/second burst 20, 8/2seconds burst 10]}"], []),
+    ("never-bites", ["{name: a, rules: 9/s, plans: {pro: 5/minute; 1000/hour}}"], []),
+    ("forgets-before", ["{name: a, rules: 9/s, plans: {pro: 5/month}}"], []),
     ("shadowed", ["{name: a, rules: 1/s}", LOGIN], []),
     ("shadowed", ["{name: a, match: {path: '/api/*'}, rules: 1/s}",
                   "{name: b, match: {path: [/api/x, '/api/v1/*']}, rules: 1/s}"], []),
@@ -177,6 +218,7 @@ SILENT: list[tuple[list[str], list[str]]] = [
     (["{name: a, rules: 1/s, by: user|ip}"], ["--face", "fcgi"]),
     (["{name: a, rules: deny, by: host}"], []),
     (["{name: a, rules: 5/day}"], ["--store", "memory://"]),
+    (["{name: a, plans: {default: free, free: 5/minute; 50/day, pro: 9/minute}}"], []),
     (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], ["--face", "asgi"]),
     (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], []),
     (["{name: a, rules: 1/s, by: ip+route}"], ["--face", "flask"]),
@@ -291,7 +333,7 @@ def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> Non
         assert daemon.stdout.splitlines()[:-1] == mine[:-1]
         assert len(mine) == 3
     path = policies(tmp_path, "{name: a, rules: 5/minute, by: [ip, route]}")
-    for face in ("fcgi", "fcgi-auth", "wsgi"):
+    for face in ("fcgi", "fcgi-auth", "cgi", "wsgi"):
         done = run("check", path, "--face", face)
         assert done.returncode == 1
         assert f"{path}:2:" in done.stderr
@@ -713,3 +755,49 @@ policies:
         "asked": {"allowed": 1, "challenged": 2},
         "kept": {"allowed": 4, "denied": 2},
     }
+
+
+# ---- compile
+
+
+def test_compiled_rules_are_explained_as_their_source_is(run: Run, tmp_path: Path) -> None:
+    assert run("init").returncode == 0
+    done = run("compile", "rules.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rules.yaml.compiled: written\n", "")
+    said = [
+        run("explain", "--config", name, "--request", "POST /login", "--ip", "203.0.113.9", "--store", "memory://").stdout
+        for name in ("rules.yaml", "rules.yaml.compiled")
+    ]
+    assert said[0] == said[1]
+    assert "login" in said[0]
+
+
+def test_compile_check_tells_a_stale_file_from_a_touched_one(run: Run, tmp_path: Path) -> None:
+    assert run("init").returncode == 0
+    assert run("compile", "rules.yaml", "-o", "there").returncode == 0
+    os.utime(tmp_path / "rules.yaml", (1, 1))
+    assert run("compile", "rules.yaml", "-o", "there", "--check").returncode == 0
+    (tmp_path / "rules.yaml").write_text("policies: []\n")
+    done = run("compile", "rules.yaml", "-o", "there", "--check")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"there was compiled before {tmp_path}/rules.yaml changed" in done.stderr
+
+
+def test_compile_leaves_what_is_there_when_the_rules_are_wrong(run: Run, tmp_path: Path) -> None:
+    assert run("init").returncode == 0
+    assert run("compile", "rules.yaml").returncode == 0
+    before = (tmp_path / "rules.yaml.compiled").read_bytes()
+    (tmp_path / "rules.yaml").write_text("policies: [{name: a, rules: 5/minote}]\n")
+    done = run("compile", "rules.yaml")
+    assert done.returncode == 1
+    assert "rules.yaml:1:" in done.stderr
+    assert (tmp_path / "rules.yaml.compiled").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.yaml", "rules.yaml.compiled"]
+
+
+def test_compile_says_where_it_could_not_write(run: Run, tmp_path: Path) -> None:
+    assert run("init").returncode == 0
+    done = run("compile", "rules.yaml", "-o", "not/there")
+    assert done.returncode == 1
+    assert "not/there" in done.stderr and "No such file" in done.stderr
+    assert run("compile").returncode == 2

@@ -1,5 +1,6 @@
 """The Redis store answers as the reference does: the shared vectors, random traces with the bounds' largest numbers, through
-C and through Python, under a manual clock (the scripts then take the time from the call, under keys of their own)."""
+C and through Python, under a manual clock (the scripts then take the time from the call, under keys of their own). With tiers
+before it as well: what the deny cache answers is what Redis would."""
 
 from __future__ import annotations
 
@@ -37,6 +38,17 @@ def redis() -> Iterator[Server]:
         yield one
 
 
+TIERS = pytest.mark.parametrize("tiers", ["", "tiered+"])
+
+calls: dict[str, int] = {}
+
+
+def scripts_called(redis: Server) -> int:
+    text = redis("INFO", "commandstats")
+    assert isinstance(text, bytes)
+    return sum(int(line.split(b"calls=")[1].split(b",")[0]) for line in text.splitlines() if line.startswith(b"cmdstat_eval"))
+
+
 @pytest.fixture(scope="module")
 def made() -> Made:
     seeds = [f"redis {SEED}:{i}" for i in range(CASE_COUNT)]
@@ -47,35 +59,44 @@ def made() -> Made:
     return cases
 
 
-def test_vectors_hold_on_redis(redis: Server, build: Path, make: Callable[..., None]) -> None:
+@TIERS
+def test_vectors_hold_on_redis(tiers: str, redis: Server, build: Path, make: Callable[..., None]) -> None:
     make(str(build / "tests" / "replay"))
     cases = [(case, traces.answers(case)) for case in traces.vector_cases()]
     assert len(cases) > 30
-    compare(cases, run_program(build / "tests" / "replay", redis.patient))
+    compare(cases, run_program(build / "tests" / "replay", tiers + redis.patient))
 
 
+@TIERS
 def test_redis_through_c_equals_the_reference(
-    redis: Server, made: Made, build: Path, make: Callable[..., None]
+    tiers: str, redis: Server, made: Made, build: Path, make: Callable[..., None]
 ) -> None:
     make(str(build / "tests" / "replay"))
-    compare(made, run_program(build / "tests" / "replay", redis.patient))
+    before = scripts_called(redis)
+    compare(made, run_program(build / "tests" / "replay", tiers + redis.patient))
+    calls[tiers] = scripts_called(redis) - before
+    if tiers and "" in calls:
+        assert calls[tiers] < calls[""] * 0.96, "the deny cache answers some of them"
     assert not redis.keys(), "a case's reset leaves nothing"
 
 
+@TIERS
 def test_redis_under_sanitizers_equals_the_reference(
-    redis: Server, made: Made, build: Path, make: Callable[..., None]
+    tiers: str, redis: Server, made: Made, build: Path, make: Callable[..., None]
 ) -> None:
     program = build / "asan" / "tests" / "replay"
     make(str(program), "asan")
-    compare(made[:100], run_program(program, redis.patient))
+    compare(made[:100], run_program(program, tiers + redis.patient))
 
 
-def test_redis_through_python_equals_the_reference(redis: Server, made: Made) -> None:
+@TIERS
+def test_redis_through_python_equals_the_reference(tiers: str, redis: Server, made: Made) -> None:
+    store = tiers + redis.patient
     clock = ManualClock(0)
-    keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
+    keeper = Limiter("1/s", name="keeper", store=store, clock=clock)  # the store stays open from case to case
 
     def run(cases: list[traces.Case]) -> list[str]:
-        return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.patient, name=case.title[-64:])]
+        return [line for case in cases for line in limiters.play(case, Limiter, clock, store, name=case.title[-64:])]
 
     some = [(case, expected) for case, expected in made[:250] if not traces.forces(case)]
     assert len(some) > 150

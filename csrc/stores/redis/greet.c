@@ -126,6 +126,8 @@ see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, 
     memcpy(store->secret, reply->str, reply->len + 1);
     pthread_mutex_unlock(&store->lock);
     tg__redis_keyring_init(&wire->keyring, (tg_text){ reply->str, reply->len }, store->manual);
+    if (another)
+        atomic_fetch_add(&store->base.epoch, 1);
     if (another && !atomic_exchange(&store->warned_secret, true))
         tg__notice("store-other-secret", "%s holds another secret than before: counts begin anew under it. "
                                          "TIDEGATE_SECRET, the same on all machines, keeps them", store->address.shown);

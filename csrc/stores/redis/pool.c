@@ -134,8 +134,10 @@ claim(tg_redis_store *store, uint64_t deadline_us)
 void
 tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound)
 {
-    if (!sound)
+    if (!sound) {
         tg__wire_close(wire); /* while it is still ours: closing need not happen under the lock */
+        atomic_fetch_add(&store->base.epoch, 1);
+    }
     pthread_mutex_lock(&store->lock);
     wire->taken = false;
     if (sound)

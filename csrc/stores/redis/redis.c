@@ -276,6 +276,17 @@ look_at_server(tg_redis_store *store, tg_error *error)
 }
 
 tg_status
+tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    tg_redis_address address;
+    (void)rule; /* as in redis_admit_rule */
+    const tg_status status = tg__redis_address_parse(uri, &address, error);
+    if (status == TG_OK)
+        tg__redis_address_fini(&address);
+    return status;
+}
+
+tg_status
 tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
 {
     tg_redis_store *store = calloc(1, sizeof *store);

@@ -45,7 +45,7 @@ local function log_at(key, now, rule)
     local before = mark
     for i = 2, read do
         local at, upto = entry(head[i])
-        if at > left then log.first = i - 1; break end
+        if at > left then log.first, log.oldest = i - 1, at; break end
         before = upto
     end
     if not log.first then
@@ -95,21 +95,22 @@ local function time_of_unit(log, wanted)
 end
 
 -- For the client: units within the period, the newest entry, with whose departure this cost fits, with whose the log is
--- fresh; -1 where there is none.
+-- fresh, which leaves next; -1 where there is none.
 look[2] = function(key, now, rule)
     local log = log_at(key, now, rule)
     local own = 0
     if rule.charged then own = rule.cost < log.units and rule.cost or log.units end
     local used = log.units - own
     local fits = rule.cost == 0 or rule.forced or used + rule.cost <= rule.limit
-    local makes_room, last = -1, -1
+    local makes_room, last, leaves = -1, -1, -1
     if not fits and rule.cost <= rule.limit then makes_room = time_of_unit(log, used + rule.cost - rule.limit) end
     local told = (fits or rule.follows) and log.units or used
     if told > 0 then
         local but_one = beyond(log.before, log.sum_but_one) > 0 and log.before or log.sum_but_one
         last = told == log.units and beyond(log.sum, but_one) > 0 and log.newest or time_of_unit(log, told)
     end
-    return fits, log, pack('<dddd', log.units, log.newest or -1, makes_room, last)
+    if log.units > 0 then leaves = not log.marked and log.oldest or time_of_unit(log, 1) end
+    return fits, log, pack('<ddddd', log.units, log.newest or -1, makes_room, last, leaves)
 end
 
 take[2] = function(key, now, rule, log)

@@ -57,7 +57,7 @@ any_bytes_are_an_answer_or_are_refused(void **unused)
             rules[i] = rule_of(1 + (unsigned)drawn(5));
             targets[i] = (tg_target){ .rule = &rules[i], .identity = &identity, .cost = drawn(4), .charged = drawn(4) == 0 };
             first_of[i] = i > 0 && drawn(4) == 0 && rules[i].algorithm == rules[0].algorithm ? 0 : (uint8_t)i;
-            const size_t numbers = rules[i].algorithm == TG_SLIDING_LOG ? 4 : rules[i].algorithm == TG_FIXED_WINDOW ? 2 : 3;
+            const size_t numbers = rules[i].algorithm == TG_SLIDING_LOG ? 5 : rules[i].algorithm == TG_FIXED_WINDOW ? 2 : 3;
             const size_t length = drawn(5) == 0 ? 0 : 8 * numbers + (rules[i].algorithm == TG_FIXED_WINDOW);
             *at++ = (uint8_t)(drawn(20) ? length : drawn(256));
             for (size_t k = 0; k < length / 8; k++)

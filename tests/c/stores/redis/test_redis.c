@@ -86,7 +86,8 @@ a_wrong_uri_is_an_error_that_repeats_no_password(void **unused)
         { "redis+sentinel://:hunter2@host:x,other/name", TG_E_CONFIG, "port" },
         { "redis+sentinel://:hunter2@a,b,c,d,e,f,g,h,i/name", TG_E_CONFIG, "at most 8" },
         { "redis+cluster://:hunter2@host", TG_E_UNSUPPORTED, "not available" },
-        { "tiered+redis://:hunter2@host", TG_E_UNSUPPORTED, "not available" },
+        { "tiered+redis://:hunter2@host/one", TG_E_CONFIG, "database" },
+        { "tiered+memory://:hunter2@host", TG_E_CONFIG, "tiered+redis://" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         tg_error error;

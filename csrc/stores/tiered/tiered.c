@@ -1,0 +1,415 @@
+/* tiered+redis:// and its like: what is known to be denied is denied here. A decision over several targets is told in full
+ * from what is known of each; where something is not known the store behind is asked.
+ * Must not enter: Redis, sockets, arithmetic of an algorithm. */
+#include "stores/tiered/tiered.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* How often a client that is known to be denied is asked about for the sake of what stands beside it, before it is answered
+ * by what is known: a client that invents an account with each request would else cost a question each. */
+#define COMPANY_MAX 8
+#define NOT_SEEN UINT64_MAX
+
+/* ---- all of this process, for forks ---- */
+
+static _Atomic(tg_tiered *) all;
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void
+begin_child(void)
+{
+    pthread_mutex_init(&all_lock, NULL);
+    for (tg_tiered *one = atomic_load(&all); one; one = one->next)
+        tg__denials_after_fork(one->denials);
+}
+
+static void
+register_child(void)
+{
+    pthread_atfork(NULL, NULL, begin_child);
+}
+
+static void
+enlist(tg_tiered *tiered)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_child);
+    pthread_mutex_lock(&all_lock);
+    tiered->next = atomic_load(&all);
+    atomic_store(&all, tiered);
+    pthread_mutex_unlock(&all_lock);
+}
+
+/* By single pointers, so that a child forked meanwhile finds a list. */
+static void
+strike_off(tg_tiered *tiered)
+{
+    pthread_mutex_lock(&all_lock);
+    if (atomic_load(&all) == tiered)
+        atomic_store(&all, tiered->next);
+    for (tg_tiered *before = atomic_load(&all); before; before = before->next)
+        if (before->next == tiered)
+            before->next = tiered->next;
+    pthread_mutex_unlock(&all_lock);
+}
+
+/* ---- what is known ---- */
+
+/* Runs on while the machine sleeps. */
+static uint64_t
+now_us(const tg_tiered *tiered)
+{
+    if (tiered->clock)
+        return tg_clock_now_us(tiered->clock);
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static uint64_t
+epoch_of(const tg_tiered *tiered)
+{
+    return tg__denials_epoch(tiered->denials, atomic_load(&tiered->inner->epoch));
+}
+
+/* One bit out of 1024: another rule's refunds may shorten a memory, and nothing worse. */
+static void
+note_given(tg_tiered *tiered, const tg_rule *rule)
+{
+    _Atomic uint64_t *word = &tiered->gives_back[rule->scope[0] & 15];
+    const uint64_t bit = UINT64_C(1) << (rule->scope[1] & 63);
+    if (!(atomic_load_explicit(word, memory_order_relaxed) & bit))
+        atomic_fetch_or_explicit(word, bit, memory_order_relaxed);
+}
+
+static bool
+gives_back(const tg_tiered *tiered, const tg_target *target)
+{
+    const uint64_t word = atomic_load_explicit(&tiered->gives_back[target->rule->scope[0] & 15], memory_order_relaxed);
+    return target->gives_back || (word >> (target->rule->scope[1] & 63) & 1);
+}
+
+/* Judged by nothing but rule, state and cost. */
+static bool
+is_plain(const tg_target *targets, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (targets[i].charged || targets[i].forced || targets[i].patience_us)
+            return false;
+    return true;
+}
+
+static void
+see_nothing(const tg_rule *rule, uint64_t as_us, tg_sight *sight)
+{
+    *sight = (tg_sight){ .now_us = as_us };
+    if (rule->algorithm == TG_SLIDING_LOG)
+        sight->log.newest_us = sight->log.makes_room_us = sight->log.last_us = sight->log.leaves_us = -1;
+}
+
+/* `sent_us` is when this is asked. Returns whether the results are filled. */
+static bool
+know(tg_tiered *tiered, const tg_target *targets, size_t count, const tg_denial_key *keys, uint64_t sent_us,
+     uint64_t epoch, tg_result *results)
+{
+    tg_sight sights[TG_TARGETS_MAX];
+    tg_denial_found found[TG_TARGETS_MAX];
+    uint8_t first_of[TG_TARGETS_MAX];
+    uint64_t as_us = UINT64_MAX;
+    size_t absent = 0;
+    bool deny_rule = false;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t this_us;
+        first_of[i] = (uint8_t)i;
+        found[i] = TG__DENIAL_HOLDS;
+        if (targets[i].rule->algorithm == TG_DENY) {
+            deny_rule = true;
+            continue;
+        }
+        for (size_t j = 0; j < i && first_of[i] == i; j++)
+            if (memcmp(&keys[i], &keys[j], sizeof keys[i]) == 0)
+                first_of[i] = (uint8_t)j;
+        found[i] = tg__denials_find(tiered->denials, &targets[i], &keys[i], epoch, sent_us, &sights[i], &this_us);
+        if (found[i] == TG__DENIAL_MOVED)
+            return false;
+        if (found[i] == TG__DENIAL_ABSENT)
+            absent++;
+        else if (this_us < as_us)
+            as_us = this_us; /* each is the server's time or later: the least is the nearest */
+    }
+    bool denied = false, told = false;
+    for (size_t i = 0; i < count; i++) {
+        if (targets[i].rule->algorithm == TG_DENY || found[i] != TG__DENIAL_HOLDS ||
+            tg__sight_fits(&targets[i], &sights[i], as_us))
+            continue;
+        denied = true;
+        if (absent && tg__denials_company(tiered->denials, &targets[i], &keys[i]) >= COMPANY_MAX)
+            told = true;
+    }
+    if (!denied || (absent && (!told || deny_rule)))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (found[i] == TG__DENIAL_ABSENT)
+            see_nothing(targets[i].rule, as_us, &sights[i]);
+    return tg__sights_tell(TG_OP_HIT, targets, first_of, count, deny_rule, sights, as_us, 0, results);
+}
+
+bool
+tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
+                   tg_tier_question *question)
+{
+    question->op = op;
+    question->count = count;
+    question->learns = (op == TG_OP_HIT || op == TG_OP_PEEK) && is_plain(targets, count);
+    question->sent_us = now_us(tiered);
+    question->epoch = epoch_of(tiered);
+    tg__denials_keys(tiered->denials, targets, count, question->keys);
+    if (op == TG_OP_HIT && question->learns &&
+        know(tiered, targets, count, question->keys, question->sent_us, question->epoch, results))
+        return true;
+    for (size_t i = 0; i < count; i++) {
+        question->marks[i] = tg__denials_mark(tiered->denials, &question->keys[i]);
+        question->targets[i] = targets[i];
+        question->targets[i].sight = question->learns ? &question->sights[i] : NULL;
+        question->sights[i].now_us = NOT_SEEN;
+    }
+    return false;
+}
+
+static void
+learn_denial(tg_tiered *tiered, const tg_tier_question *question)
+{
+    tg_denial denial = { .sent_us = question->sent_us, .epoch = question->epoch };
+    uint64_t life_us = TG__DENIAL_LIFE_US;
+    for (size_t i = 0; i < question->count; i++)
+        if (gives_back(tiered, &question->targets[i]))
+            life_us = TG__DENIAL_LIFE_SHORT_US;
+    denial.until_us = denial.sent_us + life_us;
+    for (size_t i = 0; i < question->count; i++) {
+        if (question->sights[i].now_us == NOT_SEEN)
+            continue;
+        denial.sight = question->sights[i];
+        tg__denials_put(tiered->denials, &question->targets[i], &question->keys[i], question->marks[i], &denial);
+    }
+}
+
+void
+tg__tiered_learn(tg_tiered *tiered, const tg_tier_question *question, tg_status status, const tg_result *results)
+{
+    if (question->op == TG_OP_REFUND || question->op == TG_OP_RESET) { /* also when nobody knows whether it took effect */
+        for (size_t i = 0; i < question->count; i++) {
+            tg__denials_drop(tiered->denials, &question->keys[i], true);
+            if (question->op == TG_OP_REFUND)
+                note_given(tiered, question->targets[i].rule);
+        }
+        return;
+    }
+    if (status != TG_OK)
+        return; /* the store behind has begun another epoch, or was not asked */
+    bool denied = false;
+    for (size_t i = 0; i < question->count; i++) {
+        denied |= !results[i].allowed;
+        if (results[i].charged)
+            tg__denials_drop(tiered->denials, &question->keys[i], false);
+    }
+    if (denied && question->learns)
+        learn_denial(tiered, question);
+}
+
+/* ---- a store ---- */
+
+static tg_status
+tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, tg_result *results, bool *overflow,
+             tg_error *error)
+{
+    tg_tiered *tiered = tg__tiered_of(store);
+    tg_denial_key keys[TG_TARGETS_MAX];
+    uint64_t marks[TG_TARGETS_MAX];
+    tg_sight sights[TG_TARGETS_MAX];
+    tg_target asked[TG_TARGETS_MAX];
+    tg_tier_question question = { .keys = keys, .marks = marks, .sights = sights, .targets = asked };
+    if (overflow)
+        *overflow = false;
+    if (tg__tiered_answers(tiered, op, targets, count, results, &question))
+        return TG_OK;
+    const tg_status status = tiered->inner->ops->apply(tiered->inner, op, asked, count, results, overflow, error);
+    tg__tiered_learn(tiered, &question, status, results);
+    return status;
+}
+
+static tg_store *
+inner_of(tg_store *store)
+{
+    return tg__tiered_of(store)->inner;
+}
+
+static tg_status
+tiered_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    return inner->ops->admit_rule(inner, rule, error);
+}
+
+static tg_status
+tiered_name_rule(tg_store *store, const tg_rule *rule, const char *space, const char *name, tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    return inner->ops->name_rule ? inner->ops->name_rule(inner, rule, space, name, error) : TG_OK;
+}
+
+static uint64_t
+tiered_now_us(tg_store *store)
+{
+    return inner_of(store)->ops->now_us(inner_of(store));
+}
+
+static int64_t
+tiered_utc_offset_us(tg_store *store)
+{
+    return inner_of(store)->ops->utc_offset_us(inner_of(store));
+}
+
+static tg_status
+tiered_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
+{
+    return inner_of(store)->ops->stats(inner_of(store), stats, error);
+}
+
+static const tg_metric_name *
+tiered_metric_name(tg_store *store, const char *space, const char *name)
+{
+    tg_store *inner = inner_of(store);
+    return inner->ops->metric_name ? inner->ops->metric_name(inner, space, name) : NULL;
+}
+
+static _Atomic uint64_t *
+tiered_metric_line(tg_store *store, const tg_metric_name *name)
+{
+    return inner_of(store)->ops->metric_line(inner_of(store), name);
+}
+
+static void
+tiered_latency_add(tg_store *store, uint64_t latency_ns)
+{
+    inner_of(store)->ops->latency_add(inner_of(store), latency_ns);
+}
+
+static tg_status
+tiered_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
+               tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    if (!inner->ops->metrics)
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no metrics", store->shown);
+    return inner->ops->metrics(inner, policies, room, count, latency, error);
+}
+
+static tg_status
+tiered_override_set(tg_store *store, const tg_override *override, tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    if (!inner->ops->override_set)
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no overrides", store->shown);
+    return inner->ops->override_set(inner, override, error);
+}
+
+static tg_status
+tiered_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                     tg_override *overrides, size_t room, size_t *count, tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    if (!inner->ops->override_list)
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no overrides", store->shown);
+    return inner->ops->override_list(inner, space, policy, identity, overrides, room, count, error);
+}
+
+static void
+tiered_close(tg_store *store)
+{
+    if (!store)
+        return;
+    tg_tiered *tiered = tg__tiered_of(store);
+    if (tiered->inner) {
+        strike_off(tiered);
+        tg_store_close(tiered->inner);
+    }
+    tg__denials_close(tiered->denials);
+    free(tiered);
+}
+
+static const tg_store_ops tiered_ops = {
+    .name = "tiered",
+    .remote = true,
+    .apply = tiered_apply,
+    .async_open = tg__tiered_async_open,
+    .admit_rule = tiered_admit_rule,
+    .name_rule = tiered_name_rule,
+    .now_us = tiered_now_us,
+    .utc_offset_us = tiered_utc_offset_us,
+    .stats = tiered_stats,
+    .close = tiered_close,
+    .metric_name = tiered_metric_name,
+    .metric_line = tiered_metric_line,
+    .latency_add = tiered_latency_add,
+    .metrics = tiered_metrics,
+    .override_set = tiered_override_set,
+    .override_list = tiered_override_list,
+};
+
+/* ---- opening ---- */
+
+static tg_status
+open_inner(tg_tiered *tiered, const tg_store_uri *uri, const tg_store_options *options, tg_error *error)
+{
+    static const char prefix[] = "tiered+";
+    tg_store_uri behind = *uri;
+    behind.scheme.data += sizeof prefix - 1;
+    behind.scheme.length -= sizeof prefix - 1;
+    tg_store *inner = NULL;
+    char *name = strdup(prefix);
+    if (!name)
+        return tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", sizeof prefix);
+    const tg_status status = tg__redis_open(&behind, options, &inner, error);
+    if (status != TG_OK) {
+        free(name);
+        return status;
+    }
+    inner->uri = name; /* for tg_store_close alone: it is found by nobody */
+    inner->clock = options->clock;
+    if (inner->clock)
+        tg_clock_retain(inner->clock);
+    inner->references = 1;
+    tiered->inner = inner;
+    return TG_OK;
+}
+
+tg_status
+tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
+{
+    tg_tiered *tiered = calloc(1, sizeof *tiered);
+    if (!tiered)
+        return tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", sizeof *tiered);
+    tiered->base.ops = &tiered_ops;
+    tiered->clock = options->clock; /* store.c holds the reference */
+    tiered->denials = tg__denials_open();
+    if (!tiered->denials) {
+        free(tiered);
+        return tg__error(error, TG_E_NOMEM, "tiered store: the deny cache");
+    }
+    const tg_status status = open_inner(tiered, uri, options, error);
+    if (status != TG_OK) {
+        tg__denials_close(tiered->denials);
+        free(tiered);
+        return status;
+    }
+    enlist(tiered);
+    tiered->base.shown = tiered->inner->shown;
+    /* Trouble that was found at opening has been spoken of. */
+    atomic_store(&tiered->base.failing, atomic_load(&tiered->inner->failing));
+    atomic_store(&tiered->base.last_failure_us, atomic_load(&tiered->inner->last_failure_us));
+    atomic_store(&tiered->base.overrides, atomic_load(&tiered->inner->overrides));
+    *opened = &tiered->base;
+    return TG_OK;
+}

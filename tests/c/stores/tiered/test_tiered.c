@@ -1,0 +1,525 @@
+/* Tiers before a real Redis: how often it is asked, that nobody is refused for longer than Redis would refuse, and that
+ * what is told of a remembered denial is what Redis would tell. That all numbers are those of the reference, under a manual
+ * clock: tests/python/test_redis_conformance.py.
+ *
+ * test-builds: plain asan tsan */
+#include "../redis/server.h"
+
+#include "core/core.h"
+#include "stores/tiered/tiered.h"
+
+#include <poll.h>
+
+static server redis;
+static char uri[200], plain_uri[160];
+
+static int
+begin_all(void **unused)
+{
+    (void)unused;
+    server_init(&redis, true);
+    server_start(&redis, NULL);
+    snprintf(plain_uri, sizeof plain_uri, "%s?timeout_ms=2000", redis.uri);
+    snprintf(uri, sizeof uri, "tiered+%s", plain_uri);
+    return 0;
+}
+
+static int
+end_all(void **unused)
+{
+    (void)unused;
+    server_fini(&redis);
+    return 0;
+}
+
+static int
+begin(void **unused)
+{
+    (void)unused;
+    server_ask(&redis, NULL, "FLUSHALL");
+    forget_notices();
+    return 0;
+}
+
+/* Scripts and DELs that the server has run. */
+static long long
+asked(void)
+{
+    long long sum = 0;
+    redisContext *link = server_connect(&redis);
+    redisReply *reply = redisCommand(link, "INFO commandstats");
+    assert_non_null(reply);
+    static const char *const names[] = { "cmdstat_eval:calls=", "cmdstat_evalsha:calls=", "cmdstat_del:calls=" };
+    for (size_t i = 0; i < 3; i++) {
+        const char *at = strstr(reply->str, names[i]);
+        sum += at ? atoll(at + strlen(names[i])) : 0;
+    }
+    freeReplyObject(reply);
+    redisFree(link);
+    return sum;
+}
+
+static void
+hit_times(tg_limiter *limiter, const char *who, unsigned times)
+{
+    while (times--)
+        hit(limiter, who);
+}
+
+static void
+reset(tg_limiter *limiter, const char *who)
+{
+    const tg_part part = { .value = tg_text_of(who) };
+    assert_int_equal(tg_limiter_reset(limiter, &(tg_dimension){ &part, 1 }, 1, NULL), TG_OK);
+}
+
+/* ---- how often Redis is asked ---- */
+
+static void
+a_denial_asks_redis_once_until_it_can_have_changed(void **unused)
+{
+    (void)unused;
+    static const char *const rules[] = { "5/minute fixed_window", "5/minute sliding_log", "5/minute sliding_counter",
+                                         "5/minute token_bucket", "5/minute leaky_bucket", "5/second; 6/hour",
+                                         "6/hour token_bucket; 5/second burst 3" };
+    tg_store *store = open_store(uri, NULL);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        tg_limiter *limiter = open_limiter(store, rules[i], rules[i]);
+        hit_times(limiter, "a", 6);
+        const tg_decision first = hit(limiter, "a");
+        assert_false(first.allowed);
+        const long long before = asked();
+        const uint64_t began_us = tg__monotonic_us();
+        tg_decision last = first;
+        for (int k = 0; k < 1000; k++) {
+            const tg_decision decision = hit(limiter, "a");
+            assert_false(decision.allowed);
+            assert_false(decision.degraded);
+            assert_true(decision.retry_after_us <= last.retry_after_us);
+            assert_int_equal(decision.result_count, first.result_count);
+            for (size_t r = 0; r < first.result_count; r++) {
+                assert_int_equal(decision.results[r].allowed, first.results[r].allowed);
+                assert_int_equal(decision.results[r].remaining, first.results[r].remaining);
+                assert_false(decision.results[r].charged);
+            }
+            last = decision;
+        }
+        const uint64_t took_us = tg__monotonic_us() - began_us;
+        if (took_us < 150000) /* a busy machine may take so long that the shortest window opens */
+            assert_int_equal(asked() - before, 0);
+        assert_true(first.retry_after_us - last.retry_after_us <= took_us + 2000000);
+        assert_true(first.retry_after_us - last.retry_after_us + 50000 >= took_us);
+        tg_limiter_close(limiter);
+    }
+    tg_store_close(store);
+}
+
+static void
+a_denial_of_one_dimension_answers_for_whatever_stands_beside_it(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "3/hour", "company");
+    long long before = 0;
+    for (int i = 0; i < 200; i++) {
+        char account[16];
+        snprintf(account, sizeof account, "account%d", i);
+        const tg_part address = { .value = tg_text_of("a") }, invented = { .value = tg_text_of(account) };
+        const tg_dimension dimensions[] = { { &address, 1 }, { &invented, 1 } };
+        tg_decision decision;
+        assert_int_equal(tg_limiter_hit(limiter, dimensions, 2, 1, &decision, NULL), TG_OK);
+        assert_int_equal(decision.allowed, i < 3);
+        if (i >= 3) { /* the numbers are those of the address whichever account is tried */
+            assert_int_equal(decision.reported, 0);
+            assert_int_equal(decision.results[1].remaining, 3);
+            assert_true(decision.results[1].allowed);
+        }
+        if (i == 3)
+            before = asked();
+    }
+    assert_in_range(asked() - before, 0, 8);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static void
+what_denies_one_cost_asks_again_for_a_smaller_one(void **unused)
+{
+    (void)unused;
+    static const char *const rules[] = { "5/minute fixed_window", "5/minute sliding_log", "5/minute sliding_counter",
+                                         "5/minute token_bucket" };
+    tg_store *store = open_store(uri, NULL);
+    for (size_t i = 0; i < 4; i++) {
+        tg_limiter *limiter = open_limiter(store, rules[i], rules[i]);
+        hit_times(limiter, "a", 3);
+        assert_false(hit_cost(limiter, "a", 3).allowed);
+        assert_false(hit_cost(limiter, "a", 3).allowed);
+        assert_true(hit_cost(limiter, "a", 2).allowed);
+        assert_int_equal(hit_cost(limiter, "a", 3).remaining, 0); /* no longer what the first denial saw */
+        tg_limiter_close(limiter);
+    }
+    tg_store_close(store);
+}
+
+/* ---- what ends a denial ---- */
+
+static void
+a_denial_ends_when_redis_would_let_through(void **unused)
+{
+    (void)unused;
+    static const char *const rules[] = { "5/300ms fixed_window", "5/300ms sliding_log", "5/300ms sliding_counter",
+                                         "5/300ms token_bucket" };
+    tg_store *store = open_store(uri, NULL);
+    for (size_t i = 0; i < 4; i++) {
+        tg_limiter *limiter = open_limiter(store, rules[i], rules[i]);
+        hit_times(limiter, "a", 5);
+        for (int round = 0; round < 3; round++) {
+            tg_decision decision = hit(limiter, "a");
+            while (decision.allowed)
+                decision = hit(limiter, "a");
+            assert_true(decision.retry_after_us > 0 && decision.retry_after_us <= 600000);
+            sleep_us(decision.retry_after_us);
+            if (!hit(limiter, "a").allowed) { /* told up to a question's way too short */
+                sleep_us(2000);
+                assert_true(hit(limiter, "a").allowed);
+            }
+        }
+        tg_limiter_close(limiter);
+    }
+    tg_store_close(store);
+}
+
+static void
+a_reset_and_a_refund_end_a_denial_at_once(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "5/hour", "given");
+    tg_decision taken = hit(limiter, "a");
+    hit_times(limiter, "a", 6);
+    assert_false(hit(limiter, "a").allowed);
+    assert_int_equal(tg_decision_refund(store, &taken, NULL), TG_OK);
+    assert_true(hit(limiter, "a").allowed);
+    assert_false(hit(limiter, "a").allowed);
+    assert_false(hit(limiter, "a").allowed);
+    reset(limiter, "a");
+    assert_int_equal(hit(limiter, "a").remaining, 4);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static void
+a_reset_made_elsewhere_shows_within_five_seconds_and_in_one_where_units_are_given_back(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *kept = open_limiter(store, "5/hour", "kept"), *given = open_limiter(store, "5/hour", "given back");
+    tg_limiter *there = open_limiter(elsewhere, "5/hour", "kept"), *too = open_limiter(elsewhere, "5/hour", "given back");
+    tg_decision taken = hit(given, "a");
+    assert_int_equal(tg_decision_refund(store, &taken, NULL), TG_OK);
+    hit_times(kept, "a", 6);
+    hit_times(given, "a", 6);
+    const uint64_t began_us = tg__monotonic_us();
+    reset(there, "a");
+    reset(too, "a");
+    bool kept_through = hit(kept, "a").allowed, given_through = hit(given, "a").allowed;
+    if (tg__monotonic_us() - began_us < 500000) {
+        assert_false(kept_through);
+        assert_false(given_through);
+    }
+    while (tg__monotonic_us() - began_us < 1100000)
+        sleep_us(10000);
+    assert_true(given_through || hit(given, "a").allowed);
+    while (tg__monotonic_us() - began_us < 5100000)
+        sleep_us(10000);
+    assert_true(kept_through || hit(kept, "a").allowed);
+    tg_limiter_close(kept);
+    tg_limiter_close(given);
+    tg_limiter_close(there);
+    tg_limiter_close(too);
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
+a_changed_rule_is_judged_anew(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *before = open_limiter(store, "5/hour token_bucket", "changed");
+    hit_times(before, "a", 7);
+    tg_limiter *after = open_limiter(store, "7/hour token_bucket", "changed");
+    assert_true(hit(after, "a").allowed);
+    assert_true(hit(after, "a").allowed);
+    assert_false(hit(after, "a").allowed);
+    tg_limiter_close(after);
+    tg_limiter_close(before);
+    tg_store_close(store);
+}
+
+static void
+a_connection_that_is_lost_takes_what_was_known_with_it(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "5/hour", "lost");
+    hit_times(limiter, "a", 7);
+    server_kill(&redis);
+    server_start(&redis, NULL);
+    hit(limiter, "b"); /* meets the closed connection */
+    assert_true(hit(limiter, "a").allowed);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static void
+a_redis_that_is_away_is_answered_for_by_policy(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "5/hour", "away"), *closed = open_limiter_so(store, "5/hour", "shut", TG_FAIL_CLOSED);
+    hit_times(limiter, "a", 7);
+    server_kill(&redis);
+    assert_true(hit(limiter, "b").degraded);
+    assert_true(hit(limiter, "b").allowed);
+    assert_false(hit(closed, "b").allowed);
+    assert_true(noticed("store-failing", "redis at"));
+    server_start(&redis, NULL);
+    recovery_us(limiter, "b");
+    tg_limiter_close(closed);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+/* ---- without waiting ---- */
+
+typedef struct loop {
+    tg_store_async *client;
+    int fd;
+    short events;
+    bool flushes;
+    unsigned answered;
+    tg_status status;
+} loop;
+
+static void
+on_watch(void *data, int fd, bool readable, bool writable)
+{
+    loop *one = data;
+    one->fd = readable || writable ? fd : -1;
+    one->events = (short)((readable ? POLLIN : 0) | (writable ? POLLOUT : 0));
+}
+
+static void
+on_wake(void *data, uint64_t in_us)
+{
+    (void)data, (void)in_us; /* no deadline is met here */
+}
+
+static void
+on_flush(void *data)
+{
+    ((loop *)data)->flushes = true;
+}
+
+static void
+on_done(void *data, tg_status status, const tg_error *error)
+{
+    loop *one = data;
+    (void)error;
+    one->answered++;
+    one->status = status;
+}
+
+/* Whether it was answered without the loop. */
+static bool
+ask(loop *one, tg_op op, const tg_target *target, tg_result *result)
+{
+    tg_store_call *call;
+    const unsigned before = one->answered;
+    one->status = one->client->ops->begin(one->client, op, target, 1, result, on_done, one, &call, NULL);
+    if (!call)
+        return true;
+    while (one->answered == before) {
+        struct pollfd fd = { .fd = one->fd, .events = one->events };
+        if (one->flushes) {
+            one->flushes = false;
+            one->client->ops->flush(one->client);
+        }
+        if (poll(&fd, 1, 10) > 0)
+            one->client->ops->ready(one->client, fd.fd, fd.revents & POLLIN, fd.revents & POLLOUT);
+    }
+    return false;
+}
+
+static void
+on_a_loop_a_known_denial_is_answered_at_once(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    loop one = { .fd = -1 };
+    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
+                     TG_OK);
+    tg_rule rules[TG_RULES_MAX];
+    size_t count;
+    tg_identity identity;
+    tg_result result, taken = { .charged = false };
+    assert_int_equal(tg_rules_parse(tg_text_of("2/hour"), TG_ALGORITHM_DEFAULT, rules, &count, NULL), TG_OK);
+    tg__rule_scope(&rules[0], tg_text_of("tiers"), tg_text_of("loop"));
+    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, &identity, NULL), TG_OK);
+    tg_target target = { .rule = &rules[0], .identity = &identity, .cost = 1 };
+    assert_false(ask(&one, TG_OP_HIT, &target, &taken));
+    assert_false(ask(&one, TG_OP_HIT, &target, &result));
+    assert_true(result.allowed && result.charged);
+    assert_false(ask(&one, TG_OP_HIT, &target, &result));
+    assert_false(result.allowed);
+    const uint64_t retry_us = result.retry_after_us;
+    for (int i = 0; i < 100; i++) {
+        assert_true(ask(&one, TG_OP_HIT, &target, &result));
+        assert_int_equal(one.status, TG_OK);
+        assert_false(result.allowed || result.charged);
+        assert_true(result.retry_after_us <= retry_us);
+    }
+    target.own = true;
+    target.stamp_us = taken.stamp_us;
+    assert_false(ask(&one, TG_OP_REFUND, &target, NULL));
+    assert_false(ask(&one, TG_OP_HIT, &target, &result));
+    assert_true(result.allowed);
+    tg_store_call *call, *dropped;
+    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, &result, on_done, &one, &call, NULL), TG_OK);
+    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, &result, on_done, &one, &dropped, NULL),
+                     TG_OK);
+    one.client->ops->cancel(one.client, dropped);
+    const unsigned before = one.answered;
+    one.client->ops->close(one.client); /* ends the other one */
+    assert_int_equal(one.answered, before + 1);
+    assert_int_equal(one.status, TG_E_STORE);
+    tg_store_close(store);
+}
+
+/* ---- threads and forks ---- */
+
+typedef struct worker {
+    tg_limiter *limiter;
+    unsigned admitted;
+} worker;
+
+static void *
+knock(void *data)
+{
+    worker *one = data;
+    for (unsigned i = 0; i < 3000; i++) {
+        char who[8];
+        snprintf(who, sizeof who, "%u", i % 7);
+        one->admitted += hit(one->limiter, who).allowed;
+    }
+    return NULL;
+}
+
+static void
+threads_that_share_a_cache_admit_exactly_the_limit(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "50/hour token_bucket; 60/day", "threads");
+    worker workers[6];
+    pthread_t threads[6];
+    unsigned admitted = 0;
+    const long long before = asked();
+    for (int i = 0; i < 6; i++) {
+        workers[i] = (worker){ .limiter = limiter };
+        assert_int_equal(pthread_create(&threads[i], NULL, knock, &workers[i]), 0);
+    }
+    for (int i = 0; i < 6; i++) {
+        pthread_join(threads[i], NULL);
+        admitted += workers[i].admitted;
+    }
+    assert_int_equal(admitted, 7 * 50);
+    assert_in_range(asked() - before, 350, 6000); /* of 18 000 */
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static atomic_bool over;
+
+static void *
+knock_on(void *data)
+{
+    while (!atomic_load(&over))
+        hit(data, "a");
+    return NULL;
+}
+
+static void
+a_fork_while_other_threads_are_in_the_cache_leaves_a_child_that_can_go_on(void **unused)
+{
+    (void)unused;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* the thread sanitizer does not follow a fork of several threads */
+#endif
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "5/hour", "forks");
+    pthread_t threads[2];
+    atomic_store(&over, false);
+    hit_times(limiter, "a", 6);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, knock_on, limiter), 0);
+    for (int round = 0; round < 40; round++) {
+        const pid_t child = fork();
+        assert_true(child != -1);
+        if (child == 0) {
+            alarm(20);
+            const bool allowed = hit(limiter, "a").allowed;
+            _exit(allowed || hit(limiter, "b").degraded);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    atomic_store(&over, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+/* ---- bounds ---- */
+
+static void
+a_flood_of_clients_lets_nobody_through(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "1/hour", "flood");
+    hit_times(limiter, "a", 2);
+    for (unsigned i = 0; i < 3 * TG__DENIALS / 2; i++) {
+        char who[16];
+        snprintf(who, sizeof who, "%u", i);
+        hit_cost(limiter, who, 2); /* cannot fit: a denial of its own for each */
+        if (i % 64 == 0)
+            assert_false(hit(limiter, "a").allowed);
+    }
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_denial_asks_redis_once_until_it_can_have_changed, begin),
+        cmocka_unit_test_setup(a_denial_of_one_dimension_answers_for_whatever_stands_beside_it, begin),
+        cmocka_unit_test_setup(what_denies_one_cost_asks_again_for_a_smaller_one, begin),
+        cmocka_unit_test_setup(a_denial_ends_when_redis_would_let_through, begin),
+        cmocka_unit_test_setup(a_reset_and_a_refund_end_a_denial_at_once, begin),
+        cmocka_unit_test_setup(a_reset_made_elsewhere_shows_within_five_seconds_and_in_one_where_units_are_given_back, begin),
+        cmocka_unit_test_setup(a_changed_rule_is_judged_anew, begin),
+        cmocka_unit_test_setup(a_connection_that_is_lost_takes_what_was_known_with_it, begin),
+        cmocka_unit_test_setup(a_redis_that_is_away_is_answered_for_by_policy, begin),
+        cmocka_unit_test_setup(on_a_loop_a_known_denial_is_answered_at_once, begin),
+        cmocka_unit_test_setup(threads_that_share_a_cache_admit_exactly_the_limit, begin),
+        cmocka_unit_test_setup(a_fork_while_other_threads_are_in_the_cache_leaves_a_child_that_can_go_on, begin),
+        cmocka_unit_test_setup(a_flood_of_clients_lets_nobody_through, begin),
+    };
+    return cmocka_run_group_tests(tests, begin_all, end_all);
+}
