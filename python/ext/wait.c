@@ -212,8 +212,8 @@ wait_in_line(PyObject *object, const struct arguments *arguments, uint64_t timeo
 {
     tgpy_limiter *limiter = (tgpy_limiter *)object;
     const struct since begun = since_now(limiter);
-    for (;;) {
-        const uint64_t gone_us = passed_us(&begun), left_us = timeout_us > gone_us ? timeout_us - gone_us : 0;
+    for (uint64_t gone_us = 0;; gone_us = passed_us(&begun)) {
+        const uint64_t left_us = timeout_us > gone_us ? timeout_us - gone_us : 0;
         const tg_decision *decision = &within->decision;
         within->patience_us = left_us > 0 ? left_us : 1; /* 0 would let into a leaky bucket whose turn is too late */
         if (!tgpy_limiter_ask(object, arguments->values, arguments->count, arguments->names, ask_within, within, asked))

@@ -77,8 +77,8 @@ async def wait_async(
     most = _FOREVER_US if timeout is None else int(min(timeout * 1e6, _FOREVER_US))
     remote = limiter_kind(limiter)[0]
     begun = _Since(limiter)
+    left = most
     while True:
-        left = max(0, most - begun.us())
         hit = functools.partial(hit_within, limiter, max(1, left), *parts, cost=cost, dims=dims)
         decision = await _off_loop(hit) if remote else hit()
         if decision:
@@ -96,3 +96,4 @@ async def wait_async(
             return decision
         jitter = random.uniform(0, max(1000, min(retry / 8, 100_000)))
         await _Since(limiter).reaches(min(retry + int(jitter), left))
+        left = max(0, most - begun.us())
