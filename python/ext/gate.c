@@ -158,6 +158,9 @@ static PyMethodDef gate_methods[] = {
     { METHOD(judge_asgi), "judge_asgi($self, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
                           "           body=None, reads_body=False)\n--\n\n"
                           "Judges an ASGI scope (http or websocket) by the policies that match it; see docs/python.md." },
+    { METHOD(judge_asgi_async), "judge_asgi_async($self, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
+                                "                 body=None, reads_body=False)\n--\n\n"
+                                "judge_asgi() for async code: await it, once, for the Judgement." },
     { METHOD(judge_wsgi), "judge_wsgi($self, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
                           "           body=None, reads_body=False)\n--\n\n"
                           "Judges a WSGI environ by the policies that match it; see docs/python.md." },

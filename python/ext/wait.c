@@ -95,20 +95,41 @@ ask_within(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension
     return tg_limiter_hit_within(limiter, dimensions, dimension_count, cost, within->patience_us, &within->decision, error);
 }
 
+static bool
+read_first(const tgpy_state *state, PyObject *const *args, Py_ssize_t count, uint64_t *patience_us)
+{
+    if (count < 2 || Py_TYPE(args[0]) != state->limiter_type) {
+        PyErr_SetString(PyExc_TypeError, "expected a limiter, patience_us, *parts, cost=1, dims=None");
+        return false;
+    }
+    *patience_us = PyLong_AsUnsignedLongLong(args[1]);
+    return *patience_us != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+PyObject *
+tgpy_hit_within_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    const tgpy_state *state = PyModule_GetState(module);
+    uint64_t patience_us;
+    if (!read_first(state, args, count, &patience_us))
+        return NULL;
+    const tgpy_limiter *limiter = (tgpy_limiter *)args[0];
+    if (!limiter->limiter || !tg_store_remote(tg_limiter_store(limiter->limiter))) {
+        PyErr_SetString(PyExc_TypeError, "hit_within_async is for a store that is asked over a network");
+        return NULL;
+    }
+    return tgpy_limiter_hit_later(args[0], args + 2, count - 2, names, patience_us);
+}
+
 PyObject *
 tgpy_hit_within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     tgpy_state *state = PyModule_GetState(module);
-    if (count < 2 || Py_TYPE(args[0]) != state->limiter_type) {
-        PyErr_SetString(PyExc_TypeError, "expected hit_within(limiter, patience_us, *parts, cost=1, dims=None)");
-        return NULL;
-    }
     struct within within;
     bool asked;
-    within.patience_us = PyLong_AsUnsignedLongLong(args[1]);
-    if (within.patience_us == (uint64_t)-1 && PyErr_Occurred())
+    if (!read_first(state, args, count, &within.patience_us))
         return NULL;
-    if (!tgpy_limiter_ask(args[0], args + 2, count - 2, names, ask_within, &within, &asked))
+    if (!tgpy_limiter_with(args[0], args + 2, count - 2, names, ask_within, &within, &asked))
         return NULL;
     return asked ? tgpy_decision_new(state, args[0], &within.decision) : Py_NewRef(((tgpy_limiter *)args[0])->off);
 }
@@ -216,7 +237,7 @@ wait_in_line(PyObject *object, const struct arguments *arguments, uint64_t timeo
         const uint64_t left_us = timeout_us > gone_us ? timeout_us - gone_us : 0;
         const tg_decision *decision = &within->decision;
         within->patience_us = left_us > 0 ? left_us : 1; /* 0 would let into a leaky bucket whose turn is too late */
-        if (!tgpy_limiter_ask(object, arguments->values, arguments->count, arguments->names, ask_within, within, asked))
+        if (!tgpy_limiter_with(object, arguments->values, arguments->count, arguments->names, ask_within, within, asked))
             return false;
         if (!*asked)
             return true;

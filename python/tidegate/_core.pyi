@@ -112,6 +112,7 @@ class Decision:
     @property
     def delay_us(self) -> int: ...
     def refund(self) -> None: ...
+    def refund_async(self) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -193,6 +194,9 @@ class Judgement:
     @property
     def settles(self) -> bool: ...
     def settle(self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /) -> None: ...
+    def settle_async(
+        self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /
+    ) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -239,6 +243,19 @@ class Gate:
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
     ) -> Judgement: ...
+    def judge_asgi_async(
+        self,
+        scope: Mapping[str, Any],
+        /,
+        *,
+        route: str | None = None,
+        user: str | None = None,
+        cost: int = 1,
+        prior: Sequence[Judgement] = (),
+        plan: str | None = None,
+        body: bytes | None = None,
+        reads_body: bool = False,
+    ) -> Awaitable[Judgement]: ...
     def judge_wsgi(
         self,
         environ: Mapping[str, Any],
@@ -267,6 +284,19 @@ def judge_asgi(
     body: bytes | None = None,
     reads_body: bool = False,
 ) -> Judgement: ...
+def judge_asgi_async(
+    limiters: Sequence[Limiter],
+    scope: Mapping[str, Any],
+    /,
+    *,
+    route: str | None = None,
+    user: str | None = None,
+    cost: int = 1,
+    prior: Sequence[Judgement] = (),
+    plan: str | None = None,
+    body: bytes | None = None,
+    reads_body: bool = False,
+) -> Awaitable[Judgement]: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
     environ: Mapping[str, Any],
@@ -295,5 +325,8 @@ def shown(judgements: list[Judgement], /) -> Judgement: ...
 def hit_within(
     limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
 ) -> Decision: ...
+def hit_within_async(
+    limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
+) -> Awaitable[Decision]: ...
 def limiter_kind(limiter: Limiter, /) -> tuple[bool, int | None]: ...  # (asked over a network, a manual clock's time)
 def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

@@ -7,15 +7,16 @@ tried again. What was taken for somebody who is cancelled is given back.
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
-from tidegate._core import Decision, Limiter, StoreError, hit_within, limiter_kind
+from tidegate._core import Decision, Limiter, StoreError, hit_within, hit_within_async, limiter_kind
 
 _Part: TypeAlias = str | bytes
+_Dims: TypeAlias = Mapping[str, _Part | tuple[_Part, ...]] | None
 
 _FOREVER_US = 2**53 - 1
 _MANUAL_SLICE = 0.002
@@ -41,26 +42,20 @@ class _Since:
             await asyncio.sleep(left / 1e6 if self.manual is None else min(left / 1e6, _MANUAL_SLICE))
 
 
-def _give_back(decision: Decision) -> None:
-    try:
-        decision.refund()
-    except StoreError:
-        pass  # a silent store: nobody is left to be told
+async def _give_back(decision: Decision) -> None:
+    with contextlib.suppress(StoreError):  # a silent store: who was cancelled is not told of that
+        await decision.refund_async()
 
 
-async def _off_loop(call: Callable[[], Decision]) -> Decision:
-    """In a thread of the loop's pool. Who is cancelled meanwhile has taken nothing in the end."""
-    loop = asyncio.get_running_loop()
-    under_way = loop.run_in_executor(None, call)
+async def _hit(limiter: Limiter, remote: bool, patience: int, parts: tuple[_Part, ...], cost: int, dims: _Dims) -> Decision:
+    if not remote:
+        return hit_within(limiter, patience, *parts, cost=cost, dims=dims)
+    under_way = asyncio.ensure_future(hit_within_async(limiter, patience, *parts, cost=cost, dims=dims))
     try:
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
-
-        def end(done: asyncio.Future[Decision]) -> None:
-            if not done.cancelled() and done.exception() is None and done.result():
-                loop.run_in_executor(None, _give_back, done.result())
-
-        under_way.add_done_callback(end)
+        if decision := await under_way:  # by its deadline
+            await _give_back(decision)
         raise
 
 
@@ -69,7 +64,7 @@ async def wait_async(
     *parts: _Part,
     cost: int = 1,
     timeout: float | None = None,
-    dims: Mapping[str, _Part | tuple[_Part, ...]] | None = None,
+    dims: _Dims = None,
 ) -> Decision:
     """Limiter.wait for asyncio."""
     if timeout is not None and not timeout >= 0:
@@ -79,16 +74,16 @@ async def wait_async(
     begun = _Since(limiter)
     left = most
     while True:
-        hit = functools.partial(hit_within, limiter, max(1, left), *parts, cost=cost, dims=dims)
-        decision = await _off_loop(hit) if remote else hit()
+        decision = await _hit(limiter, remote, max(1, left), parts, cost, dims)
         if decision:
             try:
                 await _Since(limiter).reaches(decision.delay_us)
-            except BaseException:
-                if remote:
-                    asyncio.get_running_loop().run_in_executor(None, _give_back, decision)
-                else:
-                    _give_back(decision)
+            except asyncio.CancelledError:
+                await _give_back(decision)
+                raise
+            except GeneratorExit:  # nothing can be awaited any more
+                with contextlib.suppress(StoreError):
+                    decision.refund()
                 raise
             return decision
         retry = decision.retry_after_us

@@ -10,6 +10,7 @@ See docs/fastapi.md. Must not enter: addresses, keys, numbers; those are the com
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -23,9 +24,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
-from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
+from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi_async, shown
 from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, BareState, RequestState, Scope, message_of, refused
+from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, BareState, RequestState, Scope, message_of, refused_async
 from tidegate._routes import route_template
 from tidegate.asgi import (
     PlanOf,
@@ -121,6 +122,7 @@ class RateLimit:
 
     @property
     def enabled(self) -> bool:
+        """False lets everything through without asking the store; may be set at any time."""
         return self._enabled
 
     @enabled.setter
@@ -159,18 +161,20 @@ class RateLimit:
         route = (route_template(scope) or UNROUTED) if self.limit.needs_route else None
         # HEAD is answered by what answers GET: the same work, so the same count.
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
-        limiters, cost = self.limit.limiters, self.limit.cost
+        ask = functools.partial(
+            judge_asgi_async, self.limit.limiters, route=route, user=user, cost=self.limit.cost, prior=state
+        )
         if judgement is None:
-            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, reads_body=True)
+            judgement = await ask(judged, reads_body=True)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(judged)
-            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, reads_body=True)
+            judgement = await ask(judged, reads_body=True)
         if judgement.needs_body:
             state.append(judgement)
             judged, body = await _with_body(conn, judged)
-            judgement = judge_asgi(limiters, judged, route=route, user=user, cost=cost, prior=state, body=body)
+            judgement = await ask(judged, body=body)
         if judgement.status:
-            refused(state, judgement)
+            await refused_async(state, judgement)
             _make_answerable(scope)
             raise RateLimited(judgement)
         state.append(judgement)

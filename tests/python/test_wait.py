@@ -267,12 +267,12 @@ def test_a_cancelled_wait_on_redis_gives_its_place_back(redis: Server) -> None:
 
     async def cancelled() -> None:
         task = asyncio.create_task(limiter.wait_async("a", timeout=4000))
-        while limiter.peek("a").retry_after < 7000:
+        while (await limiter.peek_async("a")).retry_after < 7000:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while limiter.peek("a").retry_after > 3601:
+        while (await limiter.peek_async("a")).retry_after > 3601:
             await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(cancelled(), 20))
