@@ -87,7 +87,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
         bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -113,6 +113,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
@@ -295,6 +296,11 @@ $(B)/bench/cgi_constant: bench/cgi_constant.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
 	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
+
+bench-python: ## FastAPI and Flask with a limit beside slowapi, fastapi-limiter and flask-limiter
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@$(PYTHON) bench/python_peers.py $(BENCH)
 
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
