@@ -88,7 +88,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
-        bench-instructions fuzz fuzz-programs install clean
+        bench-instructions bench-redis fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -312,6 +312,11 @@ bench-instructions: ## count instructions of one decision with callgrind: the sa
 	@.ci/setup bench
 	@$(MAKE) --no-print-directory -j2 --silent bench-programs
 	@$(PYTHON) bench/instructions.py $(B)/bench/c_decision
+
+bench-redis: ## decisions through Redis beside a hiredis loop, redis-py, coredis, limits and throttled-py
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/redis_python.py $(B)/bench $(BENCH)
 
 clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
