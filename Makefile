@@ -91,7 +91,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test test-debian13 demo bench bench-programs bench-fcgi bench-python \
         bench-instructions bench-redis fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -228,6 +228,10 @@ c-tests-asan c-tests-tsan: c-tests-%:
 test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
 	$(PYTHON) -m pytest tests $(PYTEST)
+
+test-debian13: ## build and test in a Debian 13 root of its own, made once (as root)
+	@.ci/setup test
+	@B=$(B) .ci/debian13
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20
