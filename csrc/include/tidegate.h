@@ -343,6 +343,9 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
+    const tg_part *keys;
+    size_t key_count;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -555,6 +558,7 @@ typedef struct tg_gate_options {
 #define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
 #define TG_FACE_USER 4u     /* `user` */
 #define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_KEYS 32u     /* `key:`: the application answers for itself */
 #define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */

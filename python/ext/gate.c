@@ -57,7 +57,7 @@ gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         const tg_gate_options options = {
             .path = path_text.length ? path_text : tg_text_of(default_path),
             .store = store_text.length ? store_text : tg_text_of(default_store),
-            .clock = clock && clock != Py_None ? ((tgpy_clock *)clock)->clock : NULL,
+            .clock = clock && clock != Py_None ? ((tgpy_clock *)clock)->clock : tgpy_default_clock(state),
             .timeout_us = timeout_us,
             .look = look,
         };

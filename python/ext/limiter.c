@@ -221,8 +221,10 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
     PyObject *made = NULL;
     if (!parse_call(self, args, count, names, true, &call))
         goto done;
-    if (!self->limiter) {
-        made = Py_NewRef(self->off);
+    if (!self->limiter || self->state->off) {
+        const tg_rule *rules = NULL;
+        const size_t rule_count = self->limiter ? tg_limiter_rules(self->limiter, &rules) : 0;
+        made = self->limiter ? tgpy_decision_unasked(self->state, rules, rule_count) : Py_NewRef(self->off);
         goto done;
     }
     tg_decision decision; /* 5 KiB that nobody clears: what is in use is written */
@@ -718,6 +720,8 @@ open_limiter(tgpy_limiter *self, const struct settings *given, const struct argu
             return false;
         }
         clock = ((tgpy_clock *)given->clock)->clock;
+    } else {
+        clock = tgpy_default_clock(self->state);
     }
     bool enabled = allowed;
     if (given->enabled && given->enabled != Py_None) {

@@ -47,7 +47,7 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
+    X(answers_type) X(default_clock) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -91,13 +91,13 @@ module_free(void *module)
 static PyMethodDef module_methods[] = {
     { FAST(judge_asgi), METH_FASTCALL | METH_KEYWORDS,
       "judge_asgi($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
-      "body=None, reads_body=False)\n--\n\n"
+      "body=None, reads_body=False, keys=None)\n--\n\n"
       "Judges an ASGI scope (http or websocket) under several limiters at once, all or nothing, each by its own `by`.\n\n"
       "route: the route's template. user: else scope[\"user\"] when authenticated. prior: judgements already made for this\n"
       "same request: what they charged is judged again but not charged again." },
     { FAST(judge_wsgi), METH_FASTCALL | METH_KEYWORDS,
       "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
-      "body=None, reads_body=False)\n--\n\n"
+      "body=None, reads_body=False, keys=None)\n--\n\n"
       "As judge_asgi, of a WSGI environ. user: else REMOTE_USER." },
     { FAST(client_address), METH_FASTCALL,
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
@@ -118,6 +118,16 @@ static PyMethodDef module_methods[] = {
     { "shown", tgpy_shown, METH_O,
       "shown($module, judgements, /)\n--\n\n"
       "The judgement of a list whose fields a client sees: the tightest, by the smallest remaining, then the longest reset." },
+    { FAST(store_metrics), METH_FASTCALL,
+      "store_metrics($module, limiter_or_gate, format, /)\n--\n\n"
+      "What all processes have counted in its store, as \"text\", \"json\" or \"prometheus\"; as `tidegate stats`." },
+    { "use_clock", tgpy_use_clock, METH_O,
+      "use_clock($module, clock, /)\n--\n\n"
+      "The clock of every Limiter and Gate made from now on that names none; None: the store's own. Gives the one before.\n"
+      "For tests: see tidegate.pytest_plugin." },
+    { "switch_off", tgpy_switch_off, METH_O,
+      "switch_off($module, off, /)\n--\n\n"
+      "While True everything is let through and no store is asked, whatever has been made. Gives what it was. For tests." },
     { "take_notices", tgpy_take_notices, METH_NOARGS,
       "take_notices($module, /)\n--\n\n"
       "Takes what the library has to say to an operator, as (code, message); empty almost always. Each call of a limiter\n"
