@@ -72,13 +72,22 @@ FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
 PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+# tidegate-cgi lives for one request: whatever is loaded or set up at its start is a part of each. So it is linked
+# statically, without libyaml and hiredis, and with musl where that is there: glibc's start asks the processor for its
+# caches, 300 us where a hypervisor answers. CGI_CC=gcc builds it without; CGI_LDFLAGS= links it as anything else.
+CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
+CGI_CC ?= $(or $(if $(filter-out plain,$(VARIANT)),,$(shell command -v musl-gcc)),$(CC))
+CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+    $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
         bench-instructions fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -95,7 +104,7 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
 lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
-programs: $(PROGRAMS) ## the programs in build/bin
+programs: $(PROGRAMS) $(B)/bin/tidegate-cgi ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -104,6 +113,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
@@ -142,6 +152,19 @@ $(PROGRAMS):
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
 
+CGI_CFLAGS = $(WARN) $(CFLAGS) $(SAN) -ffunction-sections -fdata-sections -pthread
+$(B)/cgi/%.o: %.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CGI_CC) $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(CGI_CFLAGS) -MMD -MP -c $< -o $@ \
+	    $(if $(findstring musl,$(CGI_CC)),-idirafter /usr/include -idirafter /usr/include/$$($(CC) -print-multiarch))
+
+$(B)/bin/tidegate-cgi: $(CGI_OBJ)
+	@mkdir -p $(@D)
+	$(call SAY,LD,$@)
+	$(Q)$(CGI_CC) $(CGI_CFLAGS) $(LDFLAGS) $(CGI_LDFLAGS) -Wl,--gc-sections $^ $(if $(findstring musl,$(CGI_CC)), \
+	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
+
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
 PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
@@ -160,7 +183,7 @@ install: lib programs ## copy library, header, programs and manual under PREFIX 
 	ln -sf libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/libtidegate.so
 	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
 	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(DESTDIR)$(PREFIX)/bin/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 
@@ -212,6 +235,17 @@ $(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
 	$(call SAY,CLANG,$@)
 	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# ---- what people get ---------------------------------------------------------------------------------------------------
+
+docs: python ## the documentation site, in build/docs/html
+	$(Q)$(PYTHON) -m sphinx -q -W --keep-going -d $(B)/docs/trees docs $(B)/docs/html
+	@echo "open $(B)/docs/html/index.html"
+
+dist: setup ## a source distribution and a wheel for this system, in build/dist
+	$(Q)$(PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('$(B)/dist')" > /dev/null
+	$(Q)$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir $(B)/dist $(B)/dist/tidegate-$(VERSION).tar.gz
+	@ls $(B)/dist
+
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
 demo: ## nginx, FastAPI and Flask under one limit; stays up until Ctrl-C (ONCE=1: leave after the table)
@@ -230,6 +264,29 @@ $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fc
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# The peer's own server library, for this one program.
+$(B)/bench/fcgi_libfcgi: bench/fcgi_libfcgi.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) $< $(LDFLAGS) -lfcgi -pthread -o $@
+
+bench-fcgi: ## the daemon beside libfcgi, nginx's limit_req and php-fpm (a few minutes; on a quiet machine)
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/fcgi_peers.py $(B) $(BENCH)
+	@$(PYTHON) bench/fcgi_relay.py $(B) --rounds 11 $(BENCH)
+
+# As anybody would build it, or what it loads would be no fair yardstick.
+$(B)/bench/cgi_constant: bench/cgi_constant.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
+
+bench-python: ## FastAPI and Flask with a limit beside slowapi, fastapi-limiter and flask-limiter
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@$(PYTHON) bench/python_peers.py $(BENCH)
+
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
@@ -245,4 +302,4 @@ clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(CGI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

@@ -523,6 +523,9 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
         status = tg_store_open(options->look ? tg_text_of("memory://tidegate-look") : chosen, &store_options, &gate->store,
                                &fault);
     }
+    const bool is_fault_of_settings = status == TG_E_CONFIG || status == TG_E_UNSUPPORTED || status == TG_E_ARG;
+    if (status != TG_OK && options->starts_anyway && !is_fault_of_settings)
+        status = tg__silent_open(gate->store_uri, options->clock, &fault, &gate->store, &fault);
     if (status != TG_OK && error) {
         *error = fault;
         if (gate->store_from_file && config->store_line) {

@@ -121,8 +121,8 @@ find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, bool *with_
     if (*with_tiers)
         return tg__error(error, TG_E_CONFIG, "store '%s://': tiers stand before a Redis store: tiered+redis://", shown);
     return tg__error(error, TG_E_CONFIG,
-                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
-                     "redis+sentinel://", shown);
+                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix://, "
+                     "redis+sentinel:// or redis+cluster://", shown);
 }
 
 tg_status

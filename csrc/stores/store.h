@@ -142,6 +142,9 @@ tg_status tg__table_open(const tg_store_uri *uri, const tg_store_options *option
 tg_status tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 tg_status tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
 
+/* One that answers nothing, but for `why`: each decision is a store failure. Not in the registry. TG_E_NOMEM. */
+tg_status tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why, tg_store **store, tg_error *error);
+
 /* What a store's address alone tells, without opening it: that it is one, and, where `rule` is not NULL, whether such a
  * store could hold it. Users and groups of another host may be named. TG_E_CONFIG, TG_E_UNSUPPORTED, TG_E_RULE. */
 tg_status tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error);

@@ -20,6 +20,8 @@
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(query_string) X(headers) X(client)                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
+    X(add_reader) X(remove_reader) X(add_writer) X(remove_writer) X(call_later) X(call_soon) X(create_future)            \
+    X(set_result) X(set_exception)                                                                                     \
     X(HTTP_HOST) X(SERVER_NAME) X(QUERY_STRING) X(CONTENT_TYPE) X(CONTENT_LENGTH)
 
 typedef enum tgpy_name {
@@ -43,9 +45,11 @@ typedef struct tgpy_pair {
     PyObject *pair;   /* (lower, value) */
 } tgpy_pair;
 
+typedef struct tgpy_loop tgpy_loop; /* async.c: the client of one event loop and one remote store */
+
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
-    PyTypeObject *answers_type;
+    PyTypeObject *answers_type, *loop_type, *watcher_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
@@ -54,6 +58,8 @@ typedef struct tgpy_state {
     tgpy_pair pairs[TGPY_PAIRS_MAX];
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
+    PyObject *get_running_loop; /* asyncio's; NULL until somebody has imported that */
+    tgpy_loop *loops;           /* the clients that are open */
     bool logging;           /* a handler that asks a limiter does not log into itself */
     bool said_resolved;     /* the line about a server that resolves the client has been said */
     PyObject *default_clock; /* of what names none: tests; else NULL */
@@ -184,10 +190,41 @@ bool tgpy_cost(PyObject *object, uint64_t *cost);
 /* Seconds to microseconds for a store's timeout. Raises. */
 bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 
+/* ---- async.c: questions to a remote store from a coroutine ---- */
+
+/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or with an exception set. For remote stores. */
+tgpy_loop *tgpy_loop_of(tgpy_state *state, tg_store *store);
+/* Before a call that waits for a network: warns where that holds up an event loop. false: the warning is an exception. */
+bool tgpy_may_block(tgpy_state *state, const tg_store *store);
+void tgpy_loops_end(tgpy_state *state);
+
+/* Each gives an awaitable: of a Decision or None. What is borrowed is borrowed for the call. */
+PyObject *tgpy_limiter_ask(tgpy_loop *loop, PyObject *limiter, tg_question question, const tg_dimension *dimensions,
+                           size_t dimension_count, uint64_t cost, uint64_t patience_us);
+PyObject *tgpy_decision_refund_later(tgpy_loop *loop, tgpy_decision *decision);
+PyObject *tgpy_settle_later(tgpy_loop *loop, tgpy_judgement *judgement, int status, const tg_header *headers,
+                            size_t header_count);
+
+/* Earlier judgements of the request as the core wants them. Only those that charged something in this very store: equal
+ * scopes of another store are other counts. */
+typedef struct tgpy_prior {
+    tg_decision *decisions; /* allocated: each has room for the largest */
+    const tg_decision **pointers;
+    size_t count;
+} tgpy_prior;
+void tgpy_prior_fini(tgpy_prior *prior);
+
+/* Of a Judgement. By the gate, or by the Limiters; never both. Takes `prior` over, whatever happens. */
+PyObject *tgpy_judge_later(tgpy_loop *loop, PyObject *owner, tg_gate *gate, PyObject *const *limiters, size_t limiter_count,
+                           const tg_request *request, tgpy_prior *prior, uint64_t cost);
+/* What is settled: marks it as settled and fills the core's; and how that has ended. */
+void tgpy_judgement_settles(tgpy_judgement *self, tg_judgement *judgement);
+void tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement);
+
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_loop_spec, tgpy_watcher_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -234,6 +271,8 @@ void tgpy_request_fini(tgpy_request *request);
 
 /* ---- judgement.c: the four judging calls ---- */
 
+PyObject *tgpy_gate_judge_asgi_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_judge_asgi_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);

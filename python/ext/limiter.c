@@ -227,6 +227,8 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
         made = self->limiter ? tgpy_decision_unasked(self->state, rules, rule_count) : Py_NewRef(self->off);
         goto done;
     }
+    if (!tgpy_may_block(self->state, tg_limiter_store(self->limiter)))
+        goto done;
     tg_decision decision; /* 5 KiB that nobody clears: what is in use is written */
     tg_error error;
     PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
@@ -260,6 +262,8 @@ administer(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
     tgpy_limiter *self = of(object);
     struct call call;
     bool done = parse_call(self, args, count, names, refund, &call);
+    if (done && self->limiter)
+        done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
     if (done && self->limiter) {
         tg_error error;
         PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
@@ -375,28 +379,47 @@ limiter_refund(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject
     return administer(self, args, count, names, true);
 }
 
+/* An awaitable: done already where the store is in memory, of the running loop where it is not. Outside of a loop nothing
+ * but the caller is held up, so there it is asked as by the call that waits. */
+static PyObject *
+ask(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, tg_question question,
+    PyObject *(*waits)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *))
+{
+    tgpy_limiter *self = of(object);
+    tg_store *store = self->limiter ? tg_limiter_store(self->limiter) : NULL;
+    tgpy_loop *loop = store && !self->state->off && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    if (!loop)
+        return PyErr_Occurred() ? NULL : tgpy_ready(self->state, waits(object, args, count, names));
+    struct call call;
+    PyObject *made = NULL;
+    if (parse_call(self, args, count, names, question != TG_ASK_RESET, &call))
+        made = tgpy_limiter_ask(loop, object, question, call.dimensions, call.dimension_count, call.cost, 0);
+    call_fini(&call);
+    return made;
+}
+
 static PyObject *
 limiter_hit_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_hit(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_HIT, limiter_hit);
 }
 
 static PyObject *
 limiter_peek_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_peek(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_PEEK, limiter_peek);
 }
 
 static PyObject *
 limiter_reset_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_reset(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_RESET, limiter_reset);
 }
 
 static PyObject *
 limiter_refund_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_refund(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_REFUND, limiter_refund);
 }
 
 /* ---- making one ---- */
@@ -869,8 +892,9 @@ static PyMethodDef limiter_methods[] = {
                       "call refund() of its decision. Raises StoreError when the store did not answer." },
     { METHOD(hit_async), "hit_async($self, /, *parts, cost=1, dims=None)\n--\n\n"
                          "hit() for async code: await it, once, for the Decision.\n\n"
-                         "The hit is made by the call and awaiting it never gives the loop a turn, so no cancellation can\n"
-                         "fall between the hit and its decision." },
+                         "With a store in memory the hit is made by the call and awaiting it never gives the loop a turn,\n"
+                         "so no cancellation can fall between the hit and its decision. A remote store is asked while the\n"
+                         "loop goes on; whether a hit counts whose awaiting is cancelled is then not known." },
     { METHOD(peek_async), "peek_async($self, /, *parts, cost=1, dims=None)\n--\n\npeek() for async code." },
     { METHOD(reset_async), "reset_async($self, /, *parts, dims=None)\n--\n\nreset() for async code." },
     { METHOD(refund_async), "refund_async($self, /, *parts, cost=1, dims=None)\n--\n\nrefund() for async code." },

@@ -39,6 +39,8 @@ module_exec(PyObject *module)
         add_type(module, &state->judgement_type, &tgpy_judgement_spec, true) != 0 ||
         add_type(module, &state->gate_type, &tgpy_gate_spec, true) != 0 ||
         add_type(module, &state->ready_type, &tgpy_ready_spec, false) != 0 ||
+        add_type(module, &state->loop_type, &tgpy_loop_spec, false) != 0 ||
+        add_type(module, &state->watcher_type, &tgpy_watcher_spec, false) != 0 ||
         add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0)
         return -1;
     return PyModule_AddStringConstant(module, "__version__", TG_VERSION);
@@ -47,7 +49,8 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(default_clock) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
+    X(answers_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock) X(error) X(rule_error)            \
+    X(config_error) X(store_error) X(identity_error)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -63,6 +66,7 @@ static int
 module_clear(PyObject *module)
 {
     tgpy_state *state = state_of(module);
+    tgpy_loops_end(state);
 #define CLEAR(name) Py_CLEAR(state->name);
     EACH_OBJECT(CLEAR)
 #undef CLEAR
@@ -95,6 +99,10 @@ static PyMethodDef module_methods[] = {
       "Judges an ASGI scope (http or websocket) under several limiters at once, all or nothing, each by its own `by`.\n\n"
       "route: the route's template. user: else scope[\"user\"] when authenticated. prior: judgements already made for this\n"
       "same request: what they charged is judged again but not charged again." },
+    { FAST(judge_asgi_async), METH_FASTCALL | METH_KEYWORDS,
+      "judge_asgi_async($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
+      "body=None, reads_body=False, keys=None)\n--\n\n"
+      "judge_asgi() for async code: await it, once, for the Judgement." },
     { FAST(judge_wsgi), METH_FASTCALL | METH_KEYWORDS,
       "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
       "body=None, reads_body=False, keys=None)\n--\n\n"
@@ -112,7 +120,7 @@ static PyMethodDef module_methods[] = {
       "A function of a scope and a send that judges a request, for a middleware: the send of one that is let through, the\n"
       "Judgement of one that is not, None where the caller has to see to it." },
     { FAST(asgi_send), METH_FASTCALL,
-      "asgi_send($module, judgements, send, /)\n--\n\n"
+      "asgi_send($module, judgements, send, scope=..., /)\n--\n\n"
       "A `send` for an ASGI application: calls `send`, and puts the fields of the judgements that the list holds by then on\n"
       "the message that opens the answer, in place of fields of the same name. The message itself is not changed." },
     { "shown", tgpy_shown, METH_O,

@@ -112,6 +112,7 @@ class Decision:
     @property
     def delay_us(self) -> int: ...
     def refund(self) -> None: ...
+    def refund_async(self) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -187,6 +188,9 @@ class Judgement:
     @property
     def settles(self) -> bool: ...
     def settle(self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /) -> None: ...
+    def settle_async(
+        self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /
+    ) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -234,6 +238,20 @@ class Gate:
         reads_body: bool = False,  # True: you do what `needs_body` says
         keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
+    def judge_asgi_async(
+        self,
+        scope: Mapping[str, Any],
+        /,
+        *,
+        route: str | None = None,
+        user: str | None = None,
+        cost: int = 1,
+        prior: Sequence[Judgement] = (),
+        plan: str | None = None,
+        body: bytes | None = None,
+        reads_body: bool = False,
+        keys: dict[str, str] | None = None,
+    ) -> Awaitable[Judgement]: ...
     def judge_wsgi(
         self,
         environ: Mapping[str, Any],
@@ -264,6 +282,20 @@ def judge_asgi(
     reads_body: bool = False,
     keys: dict[str, str] | None = None,
 ) -> Judgement: ...
+def judge_asgi_async(
+    limiters: Sequence[Limiter],
+    scope: Mapping[str, Any],
+    /,
+    *,
+    route: str | None = None,
+    user: str | None = None,
+    cost: int = 1,
+    prior: Sequence[Judgement] = (),
+    plan: str | None = None,
+    body: bytes | None = None,
+    reads_body: bool = False,
+    keys: dict[str, str] | None = None,
+) -> Awaitable[Judgement]: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
     environ: Mapping[str, Any],

@@ -26,8 +26,8 @@ from tidegate._request_state import (
     RequestState,
     Scope,
     Send,
-    refused,
-    settle,
+    refused_async,
+    settle_async,
 )
 from tidegate._routes import table_of
 
@@ -96,16 +96,16 @@ class TidegateMiddleware:
             asks["plan"] = await ask_user(self.plan, scope)
         judged: Mapping[str, Any] = scope
         if judgement is None:
-            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(scope)
-            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
         if judgement.needs_body:
             body, receive = await read_ahead(receive) if kind == "http" else (b"", receive)
             state.append(judgement)
-            judgement = self.gate.judge_asgi(judged, prior=state, body=body, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, body=body, **asks)
         if judgement.status:
-            refused(state, judgement)
+            await refused_async(state, judgement)
             await refuse(scope, receive, send, judgement)
             return
         state.append(judgement)
@@ -115,7 +115,7 @@ class TidegateMiddleware:
         try:
             await self.app(scope, receive, settling(state, send))
         except BaseException:
-            settle(state, 500, ())  # what the server makes of it is outside of us
+            await settle_async(state, 500, ())  # what the server makes of it is outside of us
             raise
 
 
@@ -147,11 +147,11 @@ def settling(state: RequestState, send: Send) -> Send:
 
     async def settled(message: Message) -> None:
         if message["type"] == "http.response.start":
-            settle(state, message["status"], list(message.get("headers", ())))
+            await settle_async(state, message["status"], list(message.get("headers", ())))
         elif message["type"] == "websocket.accept":
-            settle(state, 101, list(message.get("headers", ())))
+            await settle_async(state, 101, list(message.get("headers", ())))
         elif message["type"] == "websocket.close":
-            settle(state, 403, ())  # before it was accepted; after that all is settled
+            await settle_async(state, 403, ())  # before it was accepted; after that all is settled
         await send(message)
 
     return settled

@@ -10,6 +10,7 @@ See docs/fastapi.md. Must not enter: addresses, keys, numbers; those are the com
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,11 +26,20 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
-from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi, shown
+from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi_async, shown
 from tidegate._limits import UNROUTED, Asked, Kind, Limit, check_cost, key_text, user_text
 from tidegate._openapi import describe
 from tidegate._outcome import ChargeWhen, Pending
-from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, BareState, Message, RequestState, Scope, message_of, refused
+from tidegate._request_state import (
+    BODY_BYTES_MAX,
+    SCOPE_KEY,
+    BareState,
+    Message,
+    RequestState,
+    Scope,
+    message_of,
+    refused_async,
+)
 from tidegate._routes import route_template
 from tidegate.asgi import (
     PlanOf,
@@ -149,6 +159,7 @@ class RateLimit:
 
     @property
     def enabled(self) -> bool:
+        """False lets everything through without asking the store; may be set at any time."""
         return self._enabled
 
     @enabled.setter
@@ -221,20 +232,26 @@ class RateLimit:
         route = (route_template(scope) or UNROUTED) if self.limit.needs_route else None
         # HEAD is answered by what answers GET: the same work, so the same count.
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
-        limiters = self.limit.limiters if self.limit.rules_of is None else self.limit.limiters_for(told["rules"])
-        cost = self.limit.cost if self.limit.cost_of is None else check_cost(told["cost"])
-        asks: dict[str, Any] = {"route": route, "user": user, "cost": cost, "keys": keys, "prior": state}
+        judges = functools.partial(
+            judge_asgi_async,
+            self.limit.limiters if self.limit.rules_of is None else self.limit.limiters_for(told["rules"]),
+            route=route,
+            user=user,
+            cost=self.limit.cost if self.limit.cost_of is None else check_cost(told["cost"]),
+            keys=keys,
+            prior=state,
+        )
         if judgement is None:
-            judgement = judge_asgi(limiters, judged, reads_body=True, **asks)
+            judgement = await judges(judged, reads_body=True)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(judged)
-            judgement = judge_asgi(limiters, judged, reads_body=True, **asks)
+            judgement = await judges(judged, reads_body=True)
         if judgement.needs_body:
             state.append(judgement)
             judged, body = await _with_body(conn, judged)
-            judgement = judge_asgi(limiters, judged, body=body, **asks)
+            judgement = await judges(judged, body=body)
         if judgement.status:
-            refused(state, judgement)
+            await refused_async(state, judgement)
             _make_answerable(scope)
             raise RateLimited(judgement)
         state.append(judgement)
@@ -414,7 +431,7 @@ class MessageLimit:
             message = await receive()
             if message["type"] != "websocket.receive" or not self.enabled:
                 return message
-            judgement = judge_asgi(self.limit.limiters, scope, **asks)
+            judgement = await judge_asgi_async(self.limit.limiters, scope, **asks)
             if judgement.status == 0:
                 return message
             if socket.application_state is WebSocketState.CONNECTED:

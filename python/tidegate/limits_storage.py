@@ -267,6 +267,7 @@ class TidegateStorage(limits.storage.Storage, MovingWindowSupport, SlidingWindow
 
     @property
     def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
+        """What `limits` may take for the store's failure."""
         return Error
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
@@ -318,6 +319,7 @@ class AsyncTidegateStorage(
 
     @property
     def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
+        """What `limits` may take for the store's failure."""
         return Error
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:

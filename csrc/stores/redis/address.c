@@ -194,6 +194,34 @@ parse_sentinels(tg_text text, tg_redis_address *address, tg_error *error)
     return TG_OK;
 }
 
+/* host,host:port: nodes of a cluster, any of which tells of the others */
+static tg_status
+parse_nodes(tg_text text, tg_redis_address *address, tg_error *error)
+{
+    const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
+    if (slash) {
+        const tg_status status = parse_db(after(text, slash), address, error);
+        if (status != TG_OK)
+            return status;
+        text = until(text, slash);
+    }
+    do {
+        const char *comma = text.length ? memchr(text.data, ',', text.length) : NULL;
+        if (address->seed_count == TG__SEEDS_MAX)
+            return tg__error(error, TG_E_CONFIG, "a redis+cluster:// URI names at most %d nodes; the cluster tells of "
+                                                 "the others", TG__SEEDS_MAX);
+        const tg_status status = parse_host(comma ? until(text, comma) : text, PORT_DEFAULT,
+                                            &address->seeds[address->seed_count++], error);
+        if (status != TG_OK)
+            return status;
+        text = comma ? after(text, comma) : (tg_text){ NULL, 0 };
+    } while (text.length);
+    char shown[80];
+    snprintf(address->shown, sizeof address->shown, "redis cluster at %s:%u",
+             tg__text_show(tg_text_of(address->seeds[0].host), shown, sizeof shown), address->seeds[0].port);
+    return TG_OK;
+}
+
 static tg_status
 parse_path(tg_text path, tg_redis_address *address, tg_error *error)
 {
@@ -250,12 +278,7 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
                          "rediss:// needs TLS, which this build was made without (hiredis %d.%d%s)",
                          HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_MAJOR < 1 ? ", TLS came with 1.0" : "");
     const bool sentinel = tg__text_is(uri->scheme, "redis+sentinel");
-    if (!unix_socket && !sentinel && !tg__text_is(uri->scheme, "redis")) {
-        char shown[32];
-        return tg__error(error, TG_E_UNSUPPORTED,
-                         "store '%s://' is not available yet; there are redis://, redis+unix:// and redis+sentinel://",
-                         tg__text_show(uri->scheme, shown, sizeof shown));
-    }
+    const bool cluster = tg__text_is(uri->scheme, "redis+cluster");
     tg_text rest = uri->rest;
     /* A password may hold an '@' that was not encoded, and so may a path: the last one before a host, the first before
      * a '/'. */
@@ -270,9 +293,12 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
     if (status == TG_OK)
         status = unix_socket ? parse_path(rest, address, error)
                  : sentinel  ? parse_sentinels(rest, address, error)
+                 : cluster   ? parse_nodes(rest, address, error)
                              : parse_server(rest, address, error);
     if (status == TG_OK)
         status = parse_options(uri, address, error);
+    if (status == TG_OK && cluster && address->db)
+        status = tg__error(error, TG_E_CONFIG, "a Redis cluster has no database but 0, not %u", address->db);
     if (status != TG_OK)
         tg__redis_address_fini(address);
     return status;

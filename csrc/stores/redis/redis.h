@@ -22,7 +22,8 @@ typedef enum tg_trouble {
     TG__TROUBLE_TIMEOUT, /* whether the call took effect is not known */
     TG__TROUBLE_PAUSED,  /* reached, but it answers nothing for now: loading, busy, no master */
     TG__TROUBLE_REFUSED, /* this one call was refused: full, too few replicas, a foreign value */
-    TG__TROUBLE_SETUP    /* a person has to change something: password, permissions, a cluster's node */
+    TG__TROUBLE_SETUP,   /* a person has to change something: password, permissions, a cluster's node */
+    TG__TROUBLE_MOVED    /* within a cluster: nothing ran, another node is to be asked, or this one a moment later */
 } tg_trouble;
 
 /* What an error reply means. `explained` receives the reply and what to do about it. */
@@ -34,6 +35,7 @@ bool tg__redis_unknown_script(const char *reply);
 #define TG__REDIS_HOST_MAX 255
 #define TG__SENTINELS_MAX 8
 #define TG__SENTINEL_NAME_MAX 64
+#define TG__SEEDS_MAX 8
 
 typedef struct tg_redis_host {
     char host[TG__REDIS_HOST_MAX + 1];
@@ -52,6 +54,9 @@ typedef struct tg_redis_address {
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     size_t sentinel_count;
     char master[TG__SENTINEL_NAME_MAX + 1];
+    /* redis+cluster: nodes to ask for the others. `host` is then empty. */
+    tg_redis_host seeds[TG__SEEDS_MAX];
+    size_t seed_count;
 } tg_redis_address;
 
 /* TG_E_CONFIG names the piece; TG_E_UNSUPPORTED for kinds of address that this build cannot serve. No message holds a
@@ -159,8 +164,12 @@ size_t tg__redis_identity_text(const tg_redis_keyring *keyring, const tg_identit
 
 #define TG__REDIS_CONNECTIONS_MAX 256
 
+typedef struct tg_cluster tg_cluster;
+
+/* One server: a store by itself, or a node of a cluster's store. */
 typedef struct tg_redis_store {
     tg_store base; /* first: a tg_store * is one of these */
+    tg_cluster *cluster; /* whose node this is: secret, names and address' strings are the cluster's; NULL: none's */
     tg_redis_address address;
     uint64_t timeout_us;
     bool manual;
@@ -195,6 +204,7 @@ void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
 unsigned tg__fork_generation(void); /* another in each forked child */
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
+void tg__pool_close_idle(tg_redis_store *store);
 
 /* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
  * memory policy, permissions and the scripts' names. */
@@ -203,7 +213,7 @@ tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t 
 /* The same in pieces, for who does not wait: send `resp`, then hear each reply until `at` is `count`. */
 typedef struct tg_greeting {
     tg_resp resp;
-    unsigned char steps[16 + TG__SCRIPTS];
+    unsigned char steps[20 + TG__SCRIPTS];
     size_t count, at;
     bool whole; /* the first of this store */
     size_t sha_count;
@@ -243,6 +253,24 @@ void tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *ca
 void tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
                         const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us);
 
+/* Asks over a connection of the store's pool by the deadline; one that broke before a byte of the call was out is
+ * replaced once. The reply is the caller's also when it is an error's.
+ *
+ * unsent   set when the call certainly did not run
+ * asking   a cluster's node is told first that it is asked for a slot which it does not have yet */
+typedef struct tg_inquiry {
+    tg_op op;
+    const tg_call *call;
+    const tg_target *targets;
+    size_t target_count;
+    const tg_redis_keyring *keyring; /* NULL: the connection's */
+    uint64_t manual_now_us;
+    bool asking;
+} tg_inquiry;
+
+tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+                         bool *unsent, tg_error *error);
+
 /* ---- answers ---- */
 
 /* What a reply that is no error means for `results`. */
@@ -250,6 +278,22 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* Tells the breaker; TG_OK or TG_E_STORE. */
 tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
+
+/* ---- a cluster ---- */
+
+tg_status tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+/* What a secret is to be offered or kept to the node that has it; false: this node does not, or none is asked for. */
+bool tg__cluster_offers_secret(tg_redis_store *node, char secret[128]);
+void tg__cluster_learns_secret(tg_redis_store *node, tg_text secret);
+/* "tg1:{check12}", in a slot of this node's. false: it has none. */
+bool tg__cluster_check_key(tg_redis_store *node, char key[32]);
+bool tg__cluster_redirects(const char *reply);
+#define TG__SLOTS 16384
+unsigned tg__cluster_slot(tg_text hashed);
+void tg__cluster_begin_child(tg_cluster *cluster);
+
+/* From the environment, or one of our own to offer; `given` tells which. */
+tg_status tg__redis_choose_secret(char secret[128], bool *given, tg_error *error);
 
 /* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
 bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,

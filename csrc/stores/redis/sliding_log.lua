@@ -88,8 +88,8 @@ local function time_of_unit(log, wanted)
     end
     while from < to do
         local middle = floor((from + to) / 2)
-        _, sum = entry(call('LINDEX', log.key, middle))
-        if beyond(sum, log.before) >= wanted then to = middle else from = middle + 1 end
+        local _, middle_sum = entry(call('LINDEX', log.key, middle))
+        if beyond(middle_sum, log.before) >= wanted then to = middle else from = middle + 1 end
     end
     return (entry(call('LINDEX', log.key, from)))
 end
