@@ -515,13 +515,17 @@ static void
 judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change,
       tg_verdict *verdict)
 {
+    const tg_terms terms = { .patience_us = target->patience_us, .forced = target->forced && !target->charged };
     if (is_log(at)) {
         tg_log_cursor cursor;
         const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-        *verdict = tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
+        *verdict = terms.forced ? tg__log_force(at->rule, &view, at->now_us, cost, change)
+                                : tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
     } else if (target->charged) {
         *next = at->state;
         *verdict = tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+    } else if (terms.forced || terms.patience_us > 0) {
+        tg__decide_on_terms(at->rule, &at->state, at->now_us, cost, terms, next, verdict);
     } else {
         tg__decide_into(at->rule, &at->state, at->now_us, cost, next, verdict);
     }
@@ -614,7 +618,8 @@ again:
     if (!is_log(at) || !writing || !takes || !at->verdict.allowed || at->leader != i)
         return;
     /* An admitted log hit needs its words to have room before anything is promised. */
-    if (at->kind == KIND_FOUND && !compacted && log_is_long(at)) {
+    /* A forced one may go beyond what its rule needs: the next that is not will see to that. */
+    if (at->kind == KIND_FOUND && !compacted && !target->forced && log_is_long(at)) {
         compacted = true;
         tg__log_compact(&at->area, at->index);
         load(at);
@@ -643,7 +648,9 @@ decide(call *now, size_t i, bool writing)
     plan *const at = &now->plans[i];
     const tg_target *const target = at->target;
     /* By far the most: a known key whose state is numbers. */
-    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged, 1)) {
+    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged &&
+                             !target->forced && target->patience_us == 0,
+                         1)) {
         tg__decide_into(at->rule, &at->state, at->now_us, target->cost, &at->next, &at->verdict);
         at->charges = target->cost > 0;
         return;
