@@ -27,6 +27,9 @@ override B := $(B)/$(VARIANT)
 CFLAGS = -O1 -g -Wno-format-truncation
 endif
 
+# TLS to Redis where there is OpenSSL; TLS=no: without.
+TLS ?= yes
+
 # One short line a file; V=1 shows the commands, -s nothing.
 ifeq ($(V),1)
 Q =
@@ -35,9 +38,10 @@ Q = @
 endif
 SAY = $(if $(and $(Q),$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,yes)),@printf '  %-6s %s\n' $(1) $(2))
 
+TLS_PKG = $(eval TLS_PKG := $$(if $$(filter no,$$(TLS)),,$$(shell pkg-config --exists openssl && echo openssl)))$(TLS_PKG)
 # pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
-PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
-PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS)))$(PKG_LIBS)
+PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) $(TLS_PKG)) $$(if $(TLS_PKG),-DTG_WITH_TLS))$(PKG_CFLAGS)
+PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS) $(TLS_PKG)))$(PKG_LIBS)
 TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
 # Neighbouring numbers that were just written one by one stay apart: read back as one vector they would have to wait
 # until the writing is through, 3 of the 86 ns of a decision.
@@ -142,7 +146,7 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	@cp csrc/include/tidegate.h $(B)/include/
 	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: tidegate' 'Description: one rate limiter for every part of a site' 'Version: $(VERSION)' \
-	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
+	    'Requires.private: $(PKGS) $(TLS_PKG)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
 
 # For applications that serve with libfcgi: one header, nothing to link but the two libraries.
