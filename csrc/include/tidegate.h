@@ -740,12 +740,14 @@ typedef struct tg_warning {
 
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
-    tg_text store; /* likewise; only looked at, never opened */
+    tg_text store; /* likewise; its address is looked at, and it is opened with `live` only */
     tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
                    * "cgi"; empty: any. TG_E_ARG: another */
+    bool live;     /* open the store too, as it is, and warn of what it tells: a Redis that evicts, another secret. Takes up to
+                    * some seconds, and takes the notices that are pending */
 } tg_check_options;
 
-/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
+/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Leaves nothing behind.
  *
  * warnings  receives at most `room`, in the file's order; `count` says how many there are
  * TG_E_CONFIG  the file is wrong: line, column, and what was expected */

@@ -90,6 +90,8 @@ typedef struct tg_store_ops {
     int64_t (*utc_offset_us)(tg_store *store);
     tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
     void (*close)(tg_store *store); /* the last reference is gone */
+    /* May be NULL. Says in notices what an operator should know; nothing that serves calls it, and it may take seconds. */
+    tg_status (*examine)(tg_store *store, tg_error *error);
     /* Counters for the operator, for all processes together; all NULL where a store keeps none.
      * metric_name   where a policy counts, kept by the store until it is closed; NULL: no room. Allocates
      * metric_line   its TG_METRICS counters, this thread's share of them: for one relaxed add each, no lock. They stay

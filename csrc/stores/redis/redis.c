@@ -244,6 +244,7 @@ static const tg_store_ops redis_ops = {
     .utc_offset_us = redis_utc_offset_us,
     .stats = redis_stats,
     .close = redis_close,
+    .examine = tg__redis_examine,
 };
 
 /* ---- opening ---- */

@@ -238,6 +238,9 @@ tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
 void tg__pool_close_idle(tg_redis_store *store);
 
+/* tg_store_ops.examine */
+tg_status tg__redis_examine(tg_store *base, tg_error *error);
+
 /* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
  * memory policy, permissions and the scripts' names. */
 tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error);
