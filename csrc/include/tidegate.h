@@ -183,6 +183,7 @@ typedef struct tg_result {
     bool charged;            /* units were taken from it: a refund has something to give back */
     uint8_t identity;        /* index into tg_decision.identities */
     uint8_t limiter;         /* index of the limiter (policy) it came from */
+    bool overflow;           /* charged in an overflow bucket: a refund goes there */
     uint64_t cost;
     uint64_t remaining;      /* hits of cost 1 that would pass at this instant, after this decision */
     uint64_t retry_after_us; /* 0 when allowed; passes after this wait if nobody else hits, 1 us earlier it does not */
@@ -580,9 +581,9 @@ TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                                tg_answer *answer, tg_error *error);
 /* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: tells
- * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
- * the response says took too little or too much, at most what is left. By the rules in force now; what a policy took that
- * is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
+ * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and
+ * takes or gives back what a policy whose cost the response says took too little or too much, beyond its limit if it must:
+ * the next ones pay. By the rules in force now; what a policy took that is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
  * TG_E_STORE when the store did not answer: what was taken stays taken. */
 TG_API tg_status tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers,
                                 size_t header_count, tg_error *error);
@@ -744,12 +745,14 @@ typedef struct tg_warning {
 
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
-    tg_text store; /* likewise; only looked at, never opened */
+    tg_text store; /* likewise; its address is looked at, and it is opened with `live` only */
     tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
                    * "cgi"; empty: any. TG_E_ARG: another */
+    bool live;     /* open the store too, as it is, and warn of what it tells: a Redis that evicts, another secret. Takes up to
+                    * some seconds, and takes the notices that are pending */
 } tg_check_options;
 
-/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
+/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Leaves nothing behind.
  *
  * warnings  receives at most `room`, in the file's order; `count` says how many there are
  * TG_E_CONFIG  the file is wrong: line, column, and what was expected */

@@ -100,6 +100,7 @@ typedef struct tgpy_limiter {
     tg_client *client;   /* NULL: the gate's */
     tg_gate *gate;       /* the rules file of a policy */
     bool composes;       /* by `by`: takes values by kind */
+    bool manual;         /* under a ManualClock */
     PyObject *name;      /* str */
     PyObject *rules;     /* tuple of str */
     PyObject *off;       /* the one answer of a limiter that is switched off */
@@ -243,6 +244,26 @@ tg_store *tgpy_owner_store(tgpy_state *state, PyObject *owner);
 
 /* TIDEGATE_ENABLED: 1 on, 0 off, -1 raised. */
 int tgpy_enabled(tgpy_state *state);
+
+/* ---- limiter.c, for the files beside it ---- */
+
+typedef tg_status tgpy_asker(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                             void *what, tg_error *error);
+/* Reads the arguments of a hit and calls `asker` with them, once; other threads may run meanwhile where the store is remote.
+ * asked: false where the limiter is switched off. false: raised. */
+bool tgpy_limiter_with(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker,
+                       void *what, bool *asked);
+/* A hit with patience as an awaitable of the running loop. The limiter's store is remote. */
+PyObject *tgpy_limiter_hit_later(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                                 uint64_t patience_us);
+
+/* ---- wait.c ---- */
+
+PyObject *tgpy_limiter_wait(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_limiter_wait_async(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *tgpy_hit_within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_hit_within_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_limiter_kind(PyObject *module, PyObject *limiter);
 
 /* ---- request.c ---- */
 

@@ -209,6 +209,30 @@ parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, Py
     return parse_names(self, args, count, names, costs, call);
 }
 
+bool
+tgpy_limiter_with(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker, void *what,
+                  bool *asked)
+{
+    tgpy_limiter *self = of(object);
+    struct call call;
+    *asked = false;
+    bool done = parse_call(self, args, count, names, true, &call);
+    if (done && self->limiter)
+        done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
+    if (done && self->limiter) {
+        tg_error error;
+        PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
+        const tg_status status = asker(self->limiter, call.dimensions, call.dimension_count, call.cost, what, &error);
+        tgpy_others_stop(thread);
+        *asked = done = status == TG_OK;
+        if (!done)
+            tgpy_raise(self->state, &error, NULL);
+        tgpy_log_notices(self->state);
+    }
+    call_fini(&call);
+    return done;
+}
+
 /* ---- hit and its kin ---- */
 
 typedef tg_status (*decide_function)(tg_limiter *, const tg_dimension *, size_t, uint64_t, tg_decision *, tg_error *);
@@ -394,6 +418,24 @@ ask(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, 
     PyObject *made = NULL;
     if (parse_call(self, args, count, names, question != TG_ASK_RESET, &call))
         made = tgpy_limiter_ask(loop, object, question, call.dimensions, call.dimension_count, call.cost, 0);
+    call_fini(&call);
+    return made;
+}
+
+PyObject *
+tgpy_limiter_hit_later(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, uint64_t patience_us)
+{
+    tgpy_limiter *self = of(object);
+    tgpy_loop *loop = tgpy_loop_of(self->state, tg_limiter_store(self->limiter));
+    struct call call;
+    PyObject *made = NULL;
+    if (!loop) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "no event loop runs in this thread");
+        return NULL;
+    }
+    if (parse_call(self, args, count, names, true, &call))
+        made = tgpy_limiter_ask(loop, object, TG_ASK_HIT, call.dimensions, call.dimension_count, call.cost, patience_us);
     call_fini(&call);
     return made;
 }
@@ -743,8 +785,10 @@ open_limiter(tgpy_limiter *self, const struct settings *given, const struct argu
             return false;
         }
         clock = ((tgpy_clock *)given->clock)->clock;
+        self->manual = true;
     } else {
         clock = tgpy_default_clock(self->state);
+        self->manual = clock != NULL;
     }
     bool enabled = allowed;
     if (given->enabled && given->enabled != Py_None) {
@@ -803,7 +847,7 @@ limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->limiter = NULL;
     self->client = NULL;
     self->gate = NULL;
-    self->composes = false;
+    self->composes = self->manual = false;
     self->name = self->rules = self->off = NULL;
     struct argument arguments[ARGUMENTS] = { 0 };
     const bool done = read_arguments(&given, arguments) && open_limiter(self, &given, arguments);
@@ -898,6 +942,16 @@ static PyMethodDef limiter_methods[] = {
     { METHOD(peek_async), "peek_async($self, /, *parts, cost=1, dims=None)\n--\n\npeek() for async code." },
     { METHOD(reset_async), "reset_async($self, /, *parts, dims=None)\n--\n\nreset() for async code." },
     { METHOD(refund_async), "refund_async($self, /, *parts, cost=1, dims=None)\n--\n\nrefund() for async code." },
+    { "wait", (PyCFunction)(void (*)(void))tgpy_limiter_wait, METH_FASTCALL | METH_KEYWORDS,
+      "wait($self, /, *parts, cost=1, timeout=None, dims=None)\n--\n\n"
+      "hit() for who would rather wait than be refused: sleeps until it passes, at most `timeout` seconds, then returns its\n"
+      "Decision. One that cannot pass in time is not allowed, and that is said at once: retry_after is what it would take.\n\n"
+      "Token and leaky buckets: the place is taken at once and slept for once, first come, first served. Windows and logs:\n"
+      "sleeps retry_after and some more and asks again; who comes meanwhile may be faster. Other threads run meanwhile;\n"
+      "an exception of a signal handler (Ctrl-C) gives the place back. Raises as hit() does." },
+    { "wait_async", (PyCFunction)(void (*)(void))tgpy_limiter_wait_async, METH_VARARGS | METH_KEYWORDS,
+      "wait_async($self, /, *parts, cost=1, timeout=None, dims=None)\n--\n\n"
+      "wait() for async code: a coroutine of asyncio. One that is cancelled gives its place back." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };

@@ -136,6 +136,15 @@ static PyMethodDef module_methods[] = {
     { "switch_off", tgpy_switch_off, METH_O,
       "switch_off($module, off, /)\n--\n\n"
       "While True everything is let through and no store is asked, whatever has been made. Gives what it was. For tests." },
+    { FAST(hit_within), METH_FASTCALL | METH_KEYWORDS,
+      "hit_within($module, limiter, patience_us, /, *parts, cost=1, dims=None)\n--\n\n"
+      "A hit that on buckets may wait for so many microseconds: when allowed, its `delay` says how long it has to." },
+    { FAST(hit_within_async), METH_FASTCALL | METH_KEYWORDS,
+      "hit_within_async($module, limiter, patience_us, /, *parts, cost=1, dims=None)\n--\n\n"
+      "The same for a coroutine, of a limiter whose store is asked over a network." },
+    { "limiter_kind", tgpy_limiter_kind, METH_O,
+      "limiter_kind($module, limiter, /)\n--\n\n"
+      "(its store is asked over a network, the time of its manual clock or None)" },
     { "take_notices", tgpy_take_notices, METH_NOARGS,
       "take_notices($module, /)\n--\n\n"
       "Takes what the library has to say to an operator, as (code, message); empty almost always. Each call of a limiter\n"
