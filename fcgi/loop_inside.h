@@ -5,6 +5,7 @@
 #ifndef TIDEGATE_FCGI_LOOP_INSIDE_H
 #define TIDEGATE_FCGI_LOOP_INSIDE_H
 
+#include "guest.h"
 #include "log.h"
 #include "loop.h"
 #include "relay.h"
@@ -39,7 +40,8 @@ typedef enum source_kind {
     SOURCE_HANDOVER,
     SOURCE_LISTENER,
     SOURCE_CONNECTION,
-    SOURCE_RELAY
+    SOURCE_RELAY,
+    SOURCE_GUEST
 } source_kind;
 
 typedef struct source {
@@ -96,6 +98,7 @@ struct fcgi_loop {
     connection_list phases[PHASES];
     connection *dead;
     fcgi_relays relays;
+    fcgi_guest guest;
     size_t connection_count;
     uint64_t now_us;
     uint64_t accept_after_us; /* 0: accepting; NEVER_US: at the cap; else a pause */
@@ -119,6 +122,7 @@ unsent_bytes(const connection *conn)
 void fcgi_loop_close_connection(fcgi_loop *loop, connection *conn);
 bool fcgi_loop_flush(fcgi_loop *loop, connection *conn); /* loop->out belongs to conn; false: broken */
 void fcgi_loop_end_request(connection *conn, fcgi_request *request);
+uint64_t fcgi_loop_clock_us(void);
 void fcgi_loop_moved(fcgi_loop *loop, connection *conn); /* after anything happened to it from outside */
 
 #endif

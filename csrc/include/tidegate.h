@@ -343,6 +343,10 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    tg_text policy; /* tg_gate_judge: this policy of the file judges, and alone, whatever it matches. TG_E_CONFIG: none is named so */
+    /* Where there are some: who is counted, by kind, in place of what the request shows. An empty value is a missing one. */
+    const tg_part *values;
+    size_t value_count;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
