@@ -115,7 +115,7 @@ fcgi_judging_begin(fcgi_judging *judging, const tg_request *request, uint64_t co
                                         &judging->error);
     } else if (!keep_request(judging, request)) {
         judging->status = judging->error.status = TG_E_NOMEM;
-        strcpy(judging->error.message, "out of memory");
+        memcpy(judging->error.message, "out of memory", sizeof "out of memory");
     } else {
         judging->status = tg_gate_judge_begin(judge->client, judge->gate, &judging->request, cost, judging->prior,
                                               prior_count, judgement, &judging->answer, on_judged, judging, &judging->call,

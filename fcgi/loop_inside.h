@@ -19,7 +19,8 @@
 #define EVENTS_PER_ROUND 256
 #define ACCEPTS_PER_ROUND 64
 #define TURN_ACCEPTS 16
-#define ACCEPT_PAUSE_US UINT64_C(100000) /* after the system had no descriptor or memory for a connection */
+#define RECLAIM_SILENT_US UINT64_C(40000) /* likewise, if it has not said a word yet */
+#define ACCEPT_PAUSE_US UINT64_C(50000) /* after the system had no descriptor or memory for a connection */
 #define RECLAIM_IDLE_US UINT64_C(1000000) /* at the cap, a connection idle for so long makes room for a new one */
 #define LINGER_US UINT64_C(2000000)
 #define GRACE_US UINT64_C(250000) /* SIGTERM: a connection that has not spoken yet gets so long to begin */
