@@ -27,6 +27,9 @@ override B := $(B)/$(VARIANT)
 CFLAGS = -O1 -g -Wno-format-truncation
 endif
 
+# TLS to Redis where there is OpenSSL; TLS=no: without.
+TLS ?= yes
+
 # One short line a file; V=1 shows the commands, -s nothing.
 ifeq ($(V),1)
 Q =
@@ -35,9 +38,10 @@ Q = @
 endif
 SAY = $(if $(and $(Q),$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,yes)),@printf '  %-6s %s\n' $(1) $(2))
 
+TLS_PKG = $(eval TLS_PKG := $$(if $$(filter no,$$(TLS)),,$$(shell pkg-config --exists openssl && echo openssl)))$(TLS_PKG)
 # pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
-PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
-PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS)))$(PKG_LIBS)
+PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) $(TLS_PKG)) $$(if $(TLS_PKG),-DTG_WITH_TLS))$(PKG_CFLAGS)
+PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS) $(TLS_PKG)))$(PKG_LIBS)
 TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
 # Neighbouring numbers that were just written one by one stay apart: read back as one vector they would have to wait
 # until the writing is through, 3 of the 86 ns of a decision.
@@ -76,7 +80,7 @@ PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 # statically, without libyaml and hiredis, and with musl where that is there: glibc's start asks the processor for its
 # caches, 300 us where a hypervisor answers. CGI_CC=gcc builds it without; CGI_LDFLAGS= links it as anything else.
 CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
-CGI_CC ?= $(or $(if $(filter-out plain,$(VARIANT)),,$(shell command -v musl-gcc)),$(CC))
+CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command -v musl-gcc)),$(CC))
 CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
 CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/judging.c fcgi/listen.c fcgi/log.c \
     $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
@@ -87,8 +91,8 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi \
-        bench-instructions fuzz fuzz-programs install clean
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
+        bench-instructions bench-redis fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -103,7 +107,7 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
-lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
+lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc $(B)/lib/pkgconfig/tidegate-fcgx.pc ## the C library, in build/lib
 programs: $(PROGRAMS) $(B)/bin/tidegate-cgi ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
@@ -113,6 +117,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of this object, and no header that the compiler would tell of.
 $(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
@@ -141,8 +146,15 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	@cp csrc/include/tidegate.h $(B)/include/
 	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: tidegate' 'Description: one rate limiter for every part of a site' 'Version: $(VERSION)' \
-	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
+	    'Requires.private: $(PKGS) $(TLS_PKG)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
+
+# For applications that serve with libfcgi: one header, nothing to link but the two libraries.
+$(B)/lib/pkgconfig/tidegate-fcgx.pc: fcgi/fcgx/tidegate_fcgx.h csrc/include/tidegate.h Makefile
+	@mkdir -p $(@D) $(B)/include
+	@cp fcgi/fcgx/tidegate_fcgx.h $(B)/include/
+	@printf '%s\n' 'Name: tidegate-fcgx' 'Description: tidegate inside applications that use libfcgi' \
+	    'Version: $(VERSION)' 'Requires: tidegate = $(VERSION) fcgi' > $@
 
 $(B)/bin/tidegate: $(CLI_OBJ) $(B)/lib/libtidegate.a
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
@@ -175,16 +187,24 @@ $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	$(Q)CFLAGS="$$CFLAGS -Werror" $(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
-install: lib programs ## copy library, header, programs and manual under PREFIX (DESTDIR is honoured)
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(B)/lib/libtidegate.a $(DESTDIR)$(PREFIX)/lib/
-	install -m 755 $(B)/lib/libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/
-	ln -sf libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/libtidegate.so
-	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
-	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
-	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(DESTDIR)$(PREFIX)/bin/
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+# Everything that others need; what stands in /etc is whose site it is. systemd and tmpfiles.d read below /usr and
+# /usr/local alike.
+INSTALLED = $(DESTDIR)$(PREFIX)
+install: lib programs ## copy library, headers, programs, manual and units under PREFIX (DESTDIR is honoured)
+	install -d $(INSTALLED)/lib/pkgconfig $(INSTALLED)/include $(INSTALLED)/bin $(INSTALLED)/share/man/man1 \
+	    $(INSTALLED)/lib/systemd/system $(INSTALLED)/lib/tmpfiles.d $(INSTALLED)/share/doc/tidegate
+	install -m 644 $(B)/lib/libtidegate.a $(INSTALLED)/lib/
+	install -m 755 $(B)/lib/libtidegate.so.0 $(INSTALLED)/lib/
+	ln -sf libtidegate.so.0 $(INSTALLED)/lib/libtidegate.so
+	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(B)/lib/pkgconfig/tidegate-fcgx.pc $(INSTALLED)/lib/pkgconfig/
+	install -m 644 csrc/include/tidegate.h fcgi/fcgx/tidegate_fcgx.h $(INSTALLED)/include/
+	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(INSTALLED)/bin/
+	install -m 644 docs/man/*.1 $(INSTALLED)/share/man/man1/
+	install -m 644 docs/*.md $(INSTALLED)/share/doc/tidegate/
+	for unit in examples/systemd/*.service examples/systemd/*.socket; do \
+	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
+	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
+	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 
@@ -281,6 +301,11 @@ $(B)/bench/cgi_constant: bench/cgi_constant.c
 	$(call SAY,CC,$@)
 	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
 
+bench-python: ## FastAPI and Flask with a limit beside slowapi, fastapi-limiter and flask-limiter
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@$(PYTHON) bench/python_peers.py $(BENCH)
+
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
@@ -291,6 +316,11 @@ bench-instructions: ## count instructions of one decision with callgrind: the sa
 	@.ci/setup bench
 	@$(MAKE) --no-print-directory -j2 --silent bench-programs
 	@$(PYTHON) bench/instructions.py $(B)/bench/c_decision
+
+bench-redis: ## decisions through Redis beside a hiredis loop, redis-py, coredis, limits and throttled-py
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/redis_python.py $(B)/bench $(BENCH)
 
 clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so

@@ -48,7 +48,7 @@ void tg__gate_unpin(tg_gate *gate, size_t pinned);
 typedef struct tg_settling {
     tg_decision *decision; /* the caller's, to be marked */
     uint64_t costs[TG_TARGETS_MAX]; /* of each result, as the response says */
-    enum { TG_SETTLE_BEGINS, TG_SETTLE_TAKES, TG_SETTLE_TAKES_REST, TG_SETTLE_GIVES } phase;
+    enum { TG_SETTLE_BEGINS, TG_SETTLE_TAKES, TG_SETTLE_GIVES } phase;
     size_t at; /* the result of which more is taken */
     /* The question. */
     tg_op op;

@@ -460,11 +460,13 @@ decide_later(tg_inquiry *inquiry, tg_limiter *const *limiters, size_t limiter_co
 
 static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
-            tg_decision *decision, tg_error *error)
+            uint64_t patience_us, tg_decision *decision, tg_error *error)
 {
     tg_target_list plan;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, decision, error);
     if (status == TG_OK) {
+        for (size_t i = 0; patience_us > 0 && i < plan.count; i++)
+            plan.targets[i].patience_us = patience_us;
         tg_counter *const line = decide(&limiter, 1, op, &plan, decision);
         if (line)
             tg__metric_add(line, tg__metric_of(decision));
@@ -476,14 +478,24 @@ tg_status
 tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                tg_decision *decision, tg_error *error)
 {
-    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, decision, error);
+    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, 0, decision, error);
+}
+
+tg_status
+tg_limiter_hit_within(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                      uint64_t patience_us, tg_decision *decision, tg_error *error)
+{
+    if (patience_us > TG_WAIT_US_MAX)
+        return tg__error(error, TG_E_ARG, "a patience is at most %" PRIu64 " us, not %" PRIu64, TG_WAIT_US_MAX,
+                         patience_us);
+    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, patience_us, decision, error);
 }
 
 tg_status
 tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                 tg_decision *decision, tg_error *error)
 {
-    return hit_or_peek(limiter, TG_OP_PEEK, dimensions, dimension_count, cost, decision, error);
+    return hit_or_peek(limiter, TG_OP_PEEK, dimensions, dimension_count, cost, 0, decision, error);
 }
 
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
@@ -551,6 +563,7 @@ tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX
             .cost = result->cost,
             .stamp_us = result->stamp_us,
             .own = true,
+            .overflow = result->overflow,
         };
     }
     return count;

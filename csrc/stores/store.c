@@ -96,7 +96,8 @@ static const struct kind {
     { "memory", tg__table_open, tg__table_check_address },         { "shared", tg__table_open, tg__table_check_address },
     { "redis", tg__redis_open, tg__redis_check_address },          { "rediss", tg__redis_open, tg__redis_check_address },
     { "redis+unix", tg__redis_open, tg__redis_check_address },     { "redis+sentinel", tg__redis_open, tg__redis_check_address },
-    { "redis+cluster", tg__redis_open, tg__redis_check_address },
+    { "redis+cluster", tg__redis_open, tg__redis_check_address },  { "rediss+cluster", tg__redis_open, tg__redis_check_address },
+    { "rediss+sentinel", tg__redis_open, tg__redis_check_address },
 };
 
 /* `tiered`: the scheme has that in front, which is then cut off. */

@@ -6,12 +6,17 @@
 #include "settings.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PARAMS_BYTES_MAX (128u * 1024) /* as the daemon's */
+#define DRAIN_IDLE_MS 500
+#define DRAIN_SECONDS 5
 
 extern char **environ;
 
@@ -138,6 +143,31 @@ write_all(const char *text, size_t length)
     return true;
 }
 
+/* Servers take a program that leaves a body unread for a broken one: fcgiwrap answers 502, Apache's mod_cgid drops the
+ * answer. So what is on its way is taken and thrown away, once the answer is out; from a client that dawdles only so much. */
+static void
+drain(void)
+{
+    const char *said = getenv("CONTENT_LENGTH");
+    const uint64_t length = said ? strtoull(said, NULL, 10) : 0;
+    struct stat kind;
+    struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN };
+    struct timespec now;
+    char piece[16384];
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const time_t end = now.tv_sec + DRAIN_SECONDS;
+    if (length == 0 || fstat(STDIN_FILENO, &kind) == -1 || !(S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode)))
+        return;
+    for (uint64_t read_so_far = 0; read_so_far < length && now.tv_sec < end; clock_gettime(CLOCK_MONOTONIC, &now)) {
+        if (poll(&in, 1, DRAIN_IDLE_MS) != 1)
+            return;
+        const ssize_t got = read(STDIN_FILENO, piece, sizeof piece);
+        if (got <= 0)
+            return;
+        read_so_far += (uint64_t)got;
+    }
+}
+
 /* A CGI answer, or where the server looks at nothing, an HTTP one. */
 static void
 answer(const cgi_settings *settings, const char *text, size_t length)
@@ -157,7 +187,10 @@ answer(const cgi_settings *settings, const char *text, size_t length)
             length -= sizeof status - 1;
         }
     }
-    write_all(text, length);
+    if (write_all(text, length)) {
+        close(STDOUT_FILENO); /* the answer is whole, whatever becomes of the body */
+        drain();
+    }
 }
 
 static void

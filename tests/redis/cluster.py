@@ -27,7 +27,9 @@ def wait_for(what: str, holds: Callable[[], object], seconds: float = 30) -> Non
 class Cluster:
     """`primaries[i]` begins with the i-th part of the slots, and `replicas[i]`, where there are any, follows it."""
 
-    def __init__(self, primaries: int = 3, *, replicas: bool = False, timeout_ms: int = 1500) -> None:
+    def __init__(self, primaries: int = 3, *, replicas: bool = False, timeout_ms: int = 1500,
+                 tls: list[str] | None = None) -> None:  # fmt: skip
+        self.tls = tls
         self.primaries: list[Server] = []
         self.replicas: list[Server] = []
         try:
@@ -38,7 +40,9 @@ class Cluster:
 
     def begin(self, primaries: int, replicas: bool, timeout_ms: int) -> None:
         for i in range(primaries * (2 if replicas else 1)):
+            secured = ["--tls-port", str(free_port()), "--tls-cluster", "yes", "--tls-replication", "yes", *self.tls] if self.tls else []
             one = Server(
+                *secured,
                 "--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", str(timeout_ms),
                 "--cluster-config-file", "nodes", "--repl-diskless-sync-delay", "0", "--cluster-migration-barrier", "100",
                 port=free_port(),
@@ -51,13 +55,21 @@ class Cluster:
             if i < primaries:
                 one("CLUSTER", "ADDSLOTSRANGE", i * SLOTS // primaries, (i + 1) * SLOTS // primaries - 1)
             if i > 0:
-                one("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+                one("CLUSTER", "MEET", "127.0.0.1", self.bus_port(first), bus)
         for primary, replica in zip(self.primaries, self.replicas):
             identity = primary("CLUSTER", "MYID")
             wait_for("a replica that knows its primary", lambda: replica("CLUSTER", "REPLICATE", identity))
         for replica in self.replicas:
             wait_for("a synchronised replica", lambda: b"master_link_status:up" in replica("INFO", "replication"))  # type: ignore[operator]
         self.wait()
+
+    def bus_port(self, one: Server) -> object:
+        """The port that nodes know each other by."""
+        return one.options[one.options.index("--tls-port") + 1] if self.tls else one.port
+
+    @property
+    def tls_uri(self) -> str:
+        return "rediss+cluster://" + ",".join(f"127.0.0.1:{self.bus_port(one)}" for one in self.nodes[:8])
 
     @property
     def nodes(self) -> list[Server]:

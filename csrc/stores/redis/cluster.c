@@ -71,7 +71,6 @@ static void
 node_free(tg_node *node)
 {
     tg__pool_fini(&node->store);
-    node->store.address.user = node->store.address.password = NULL; /* the cluster's */
     free(node);
 }
 
@@ -1003,6 +1002,7 @@ tg__cluster_begin_child(tg_cluster *cluster)
     if (fd != -1)
         close(fd);
     cluster->map_wire.reader = NULL; /* lost, as in pool.c */
+    cluster->map_wire.tls = NULL;
     for (unsigned i = 0; i < NODES_MAX; i++)
         if (cluster->nodes[i])
             cluster->nodes[i]->users = 0;

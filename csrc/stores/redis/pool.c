@@ -45,6 +45,7 @@ begin_child(void)
             if (fd != -1)
                 close(fd);
             wire->reader = NULL; /* lost, a few KiB: its owner may have been in the middle of it */
+            wire->tls = NULL;
             wire->taken = false;
         }
         store->idle_count = 0;

@@ -244,6 +244,7 @@ static const tg_store_ops redis_ops = {
     .utc_offset_us = redis_utc_offset_us,
     .stats = redis_stats,
     .close = redis_close,
+    .examine = tg__redis_examine,
 };
 
 /* ---- opening ---- */
@@ -310,7 +311,7 @@ tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *
 tg_status
 tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
 {
-    if (tg__text_is(uri->scheme, "redis+cluster"))
+    if (tg__text_is(uri->scheme, "redis+cluster") || tg__text_is(uri->scheme, "rediss+cluster"))
         return tg__cluster_open(uri, options, opened, error);
     tg_redis_store *store = calloc(1, sizeof *store);
     if (!store)

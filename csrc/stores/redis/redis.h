@@ -42,11 +42,21 @@ typedef struct tg_redis_host {
     uint16_t port;
 } tg_redis_host;
 
+typedef struct tg_tls tg_tls;
+
+typedef struct tg_tls_options {
+    char *ca;         /* file or folder of certificates to trust; NULL: the system's */
+    char *cert, *key; /* our own, where the server asks for one */
+    char *name;       /* what the server's certificate has to be for; NULL: the host */
+    bool verifies;
+} tg_tls_options;
+
 typedef struct tg_redis_address {
     char host[TG__REDIS_HOST_MAX + 1]; /* or the socket's path */
     uint16_t port;                     /* 0: a unix socket */
     unsigned db;
     char *user, *password; /* NULL: none */
+    tg_tls *tls; /* rediss: what every connection needs; NULL: none */
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
     uint64_t timeout_us; /* 0: not said in the URI */
@@ -77,6 +87,7 @@ typedef struct tg_redis_wire {
     bool taken;     /* under the pool's lock */
     uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
     redisReader *reader;
+    void *tls; /* NULL: none */
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 
@@ -89,8 +100,13 @@ tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, u
                          tg_error *error);
 /* The reply is the caller's: freeReplyObject. An error reply is a reply. */
 tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error);
+/* What can be moved at this instant, for who does not wait. 0 and no trouble: *wants (POLLIN or POLLOUT) has to come
+ * first. A reading may leave more behind that no descriptor tells of: read until it wants. */
+tg_trouble tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
+                          tg_error *error);
+tg_trouble tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error);
 /* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. */
-bool tg__wire_sound(const tg_redis_wire *wire);
+bool tg__wire_sound(tg_redis_wire *wire);
 void tg__wire_close(tg_redis_wire *wire);
 
 /* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses
@@ -107,6 +123,22 @@ void tg__lookup_give_up(tg_lookup *lookup); /* accepts NULL */
 tg_trouble tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
                                   bool *connecting, tg_error *error);
 tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+/* After connecting: where the address asks for TLS, its beginning. Then tg__tls_handshake until it wants nothing. */
+tg_trouble tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+
+/* ---- TLS: see tls.c ---- */
+
+bool tg__tls_available(void);
+tg_status tg__tls_open(const tg_tls_options *options, tg_tls **tls, tg_error *error);
+tg_tls *tg__tls_retain(tg_tls *tls); /* accepts NULL */
+void tg__tls_close(tg_tls *tls);     /* of the last who has it; accepts NULL */
+tg_trouble tg__tls_begin(tg_redis_wire *wire, const tg_tls *tls, const char *host, tg_error *error);
+tg_trouble tg__tls_handshake(tg_redis_wire *wire, short *wants, tg_error *error);
+tg_trouble tg__tls_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
+                         tg_error *error);
+tg_trouble tg__tls_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error);
+bool tg__tls_quiet(tg_redis_wire *wire);
+void tg__tls_end(void *tls);
 
 /* A command in the making: RESP bulk strings behind each other in the caller's buffer. */
 typedef struct tg_resp {
@@ -205,6 +237,9 @@ unsigned tg__fork_generation(void); /* another in each forked child */
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
 void tg__pool_close_idle(tg_redis_store *store);
+
+/* tg_store_ops.examine */
+tg_status tg__redis_examine(tg_store *base, tg_error *error);
 
 /* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
  * memory policy, permissions and the scripts' names. */
