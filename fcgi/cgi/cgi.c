@@ -281,7 +281,7 @@ open_gate(tg_clock *clock, tg_gate **gate, tg_error *error)
             path = beside;
     }
     const tg_gate_options options = { .path = tg_text_of(path), .clock = clock, .unwatched = true,
-                                      .starts_anyway = true };
+                                      .starts_anyway = true, .brief = true };
     return tg_gate_open(&options, gate, error);
 }
 

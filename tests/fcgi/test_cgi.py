@@ -44,6 +44,7 @@ class Answer:
         self.raw = done.stdout
         self.log = done.stderr.decode()
         head, _, self.body = done.stdout.replace(b"\r\n", b"\n").partition(b"\n\n")
+        head = re.sub(rb"^HTTP/1.1 ", b"Status: ", head)  # of an nph- program
         self.fields = {
             name.lower(): value for name, value in (line.split(": ", 1) for line in head.decode().split("\n") if line)
         }
@@ -358,6 +359,36 @@ def test_switched_off_it_reads_nothing_and_lets_through(site: Site) -> None:
     off = {"TIDEGATE_ENABLED": "0", "TIDEGATE_CONFIG": "/not/there"}
     assert site.ask("/never", **off).body == b'{"allowed": true, "policy": null}'
     assert b"folder" in site.ask("/never", TIDEGATE_PROGRAM=str(site.show), **off).body
+
+
+@pytest.fixture(scope="session")
+def checked(make: Callable[..., None], build: Path) -> Path:
+    """The same under the address sanitizer."""
+    make(str(build / "asan" / "bin" / "tidegate-cgi"), "asan")
+    return build / "asan" / "bin" / "tidegate-cgi"
+
+
+def test_no_request_of_any_shape_upsets_it(checked: Path, build: Path, folder: Path) -> None:
+    """Under sanitizers: long, empty, odd and damaged values, with and without a program; each is answered whole."""
+    site = Site(checked, build / "bin" / "tidegate", folder)
+    long, odd = "x" * 100_000, "".join(map(chr, [*range(1, 32), 127, 233, 0xFFFD]))
+    shapes: list[dict[str, str]] = [
+        {}, {"REQUEST_METHOD": ""}, {"REQUEST_METHOD": long}, {"REQUEST_URI": ""}, {"REQUEST_URI": long},
+        {"REQUEST_URI": "-", "SCRIPT_NAME": odd * 100, "PATH_INFO": long, "QUERY_STRING": long}, {"REQUEST_URI": "-"},
+        {"REMOTE_ADDR": ""}, {"REMOTE_ADDR": odd}, {"HTTP_X": long, "HTTP_Y": long}, {"HTTP_": odd, "HTTP_HOST": odd},
+        {f"HTTP_X{i}": "1" for i in range(600)}, {"TIDEGATE_POLICY": long}, {"TIDEGATE_KEY": odd}, {"TIDEGATE_COST": "-1"},
+        {"TIDEGATE_BATCH": "\n".join(["policy=keyed&key=ip%3D1"] * 40)}, {"TIDEGATE_BATCH": "policy=keyed&key=" + long},
+        {"TIDEGATE_BATCH": "policy=keyed&key=header%3AX-Api-Key%3D7\n" * 32}, {"TIDEGATE_ODD": odd},
+        {"TIDEGATE_PROGRAM": long}, {"TIDEGATE_PROGRAM": "/"}, {"TIDEGATE_ENABLED": odd}, {"TIDEGATE_ON_ERROR": long},
+        {"TIDEGATE_CONFIG": long}, {"TIDEGATE_CONFIG": ""}, {"TIDEGATE_CONFIG": "/"}, {"TIDEGATE_STORE": odd},
+        {"TIDEGATE_NOW_US": odd}, {"SERVER_PROTOCOL": long, "SCRIPT_FILENAME": "nph-"}, {"SCRIPT_FILENAME": "/nph-" + odd},
+        {"CONTENT_LENGTH": "-1"}, {"CONTENT_TYPE": long}, {"GATEWAY_INTERFACE": odd},
+    ]
+    for shape in shapes:
+        for program in ({}, {"TIDEGATE_PROGRAM": str(site.show)}):
+            answer = site.ask("/keyed", **{**program, **shape})
+            assert "ERROR: AddressSanitizer" not in answer.log and "runtime error" not in answer.log, (shape, answer.log)
+            assert answer.fields and answer.status in (200, 400, 401, 429, 431, 500, 502, 503), (shape, answer.raw[:200])
 
 
 # ---- what it is made of, what it costs
