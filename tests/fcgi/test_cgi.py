@@ -25,6 +25,7 @@ policies:
   - {{name: named, match: {{path: /named}}, rules: 1/hour, by: "form:account", missing_identity: reject 400}}
   - {{name: keyed, match: {{path: /keyed}}, rules: 3/hour, by: "header:X-Api-Key"}}
   - {{name: spaced, match: {{path: "/a%20b/*"}}, rules: 1/hour}}
+  - {{name: turns, match: {{path: /turns}}, rules: "60/minute burst 3 leaky_bucket"}}
   - {{name: big, match: {{path: /big}}, rules: 1000000/hour}}
 """
 SHOW = """\
@@ -225,6 +226,17 @@ def test_a_program_goes_on_with_its_body_its_folder_and_the_fields_before_its_ow
                     "TIDEGATE_REMAINING": "1"}
 
 
+def test_an_allowed_request_waits_for_its_turn_where_that_is_asked_for(site: Site) -> None:
+    told = {"TIDEGATE_PROGRAM": str(site.show)}
+    began = time.monotonic()
+    assert site.ask("/turns", **told).status == 200
+    assert site.ask("/turns", **told).status == 200  # its turn is in a second, and nobody holds it
+    assert time.monotonic() - began < 0.8
+    assert site.ask("/turns", TIDEGATE_HOLD="10", **told).status == 200
+    assert 1.8 < time.monotonic() - began < 4
+    assert site.ask("/turns", TIDEGATE_HOLD="soon", **told).status == 503
+
+
 def test_a_refused_request_never_starts_the_program(site: Site) -> None:
     marker = site.folder / "started"
     site.show.write_text(f"#!/bin/sh\ntouch {marker}\n")
@@ -381,7 +393,7 @@ def test_no_request_of_any_shape_upsets_it(checked: Path, build: Path, folder: P
         {"TIDEGATE_BATCH": "policy=keyed&key=header%3AX-Api-Key%3D7\n" * 32}, {"TIDEGATE_ODD": odd},
         {"TIDEGATE_PROGRAM": long}, {"TIDEGATE_PROGRAM": "/"}, {"TIDEGATE_ENABLED": odd}, {"TIDEGATE_ON_ERROR": long},
         {"TIDEGATE_CONFIG": long}, {"TIDEGATE_CONFIG": ""}, {"TIDEGATE_CONFIG": "/"}, {"TIDEGATE_STORE": odd},
-        {"TIDEGATE_NOW_US": odd}, {"SERVER_PROTOCOL": long, "SCRIPT_FILENAME": "nph-"}, {"SCRIPT_FILENAME": "/nph-" + odd},
+        {"TIDEGATE_NOW_US": odd}, {"TIDEGATE_HOLD": odd}, {"TIDEGATE_HOLD": "nan"}, {"TIDEGATE_HOLD": "1e999"}, {"SERVER_PROTOCOL": long, "SCRIPT_FILENAME": "nph-"}, {"SCRIPT_FILENAME": "/nph-" + odd},
         {"CONTENT_LENGTH": "-1"}, {"CONTENT_TYPE": long}, {"GATEWAY_INTERFACE": odd},
     ]
     for shape in shapes:
