@@ -27,6 +27,9 @@ override B := $(B)/$(VARIANT)
 CFLAGS = -O1 -g -Wno-format-truncation
 endif
 
+# TLS to Redis where there is OpenSSL; TLS=no: without.
+TLS ?= yes
+
 # One short line a file; V=1 shows the commands, -s nothing.
 ifeq ($(V),1)
 Q =
@@ -35,9 +38,10 @@ Q = @
 endif
 SAY = $(if $(and $(Q),$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,yes)),@printf '  %-6s %s\n' $(1) $(2))
 
+TLS_PKG = $(eval TLS_PKG := $$(if $$(filter no,$$(TLS)),,$$(shell pkg-config --exists openssl && echo openssl)))$(TLS_PKG)
 # pkg-config is asked at the first compilation, not while reading this file: `make setup` runs before it is there.
-PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS)))$(PKG_CFLAGS)
-PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS)))$(PKG_LIBS)
+PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) $(TLS_PKG)) $$(if $(TLS_PKG),-DTG_WITH_TLS))$(PKG_CFLAGS)
+PKG_LIBS = $(eval PKG_LIBS := $$(shell pkg-config --libs $(PKGS) $(TLS_PKG)))$(PKG_LIBS)
 TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
 # Neighbouring numbers that were just written one by one stay apart: read back as one vector they would have to wait
 # until the writing is through, 3 of the 86 ns of a decision.
@@ -72,14 +76,23 @@ FCGI_OBJ := $(FCGI_SRC:%.c=$(B)/obj/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/obj/%.o)
 FCGI_ROOM_OBJ := $(FCGI_ROOM_SRC:%.c=$(B)/obj/%.o)
 PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
+# tidegate-cgi lives for one request: whatever is loaded or set up at its start is a part of each. So it is linked
+# statically, without libyaml and hiredis, and with musl where that is there: glibc's start asks the processor for its
+# caches, 300 us where a hypervisor answers. CGI_CC=gcc builds it without; CGI_LDFLAGS= links it as anything else.
+CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
+CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command -v musl-gcc)),$(CC))
+CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+    $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs \
-        bench-instructions fuzz fuzz-programs install clean
+.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
+        bench-instructions bench-redis fuzz fuzz-programs install clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -94,8 +107,8 @@ setup: ## install what is missing: Debian packages and a .venv (as root or with 
 
 build: lib programs python ## the library, build/bin/ and the Python package; warnings are errors
 
-lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc ## the C library, in build/lib
-programs: $(PROGRAMS) ## the programs in build/bin
+lib: $(B)/lib/libtidegate.a $(B)/lib/libtidegate.so $(B)/lib/pkgconfig/tidegate.pc $(B)/lib/pkgconfig/tidegate-fcgx.pc ## the C library, in build/lib
+programs: $(PROGRAMS) $(B)/bin/tidegate-cgi ## the programs in build/bin
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -104,6 +117,7 @@ $(B)/obj/%.o: %.c
 
 # The scripts are part of these objects, and no header that the compiler would tell of.
 $(foreach o,obj hooks,$(B)/$(o)/csrc/stores/redis/script.o $(B)/$(o)/csrc/stores/redis/keep.o): $(wildcard csrc/stores/redis/*.lua)
+$(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
 	@mkdir -p $(@D)
@@ -132,8 +146,15 @@ $(B)/lib/pkgconfig/tidegate.pc: csrc/include/tidegate.h Makefile
 	@cp csrc/include/tidegate.h $(B)/include/
 	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: tidegate' 'Description: one rate limiter for every part of a site' 'Version: $(VERSION)' \
-	    'Requires.private: $(PKGS)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
+	    'Requires.private: $(PKGS) $(TLS_PKG)' 'Libs: -L$${libdir} -ltidegate' 'Libs.private: -pthread' \
 	    'Cflags: -I$${includedir}' > $@
+
+# For applications that serve with libfcgi: one header, nothing to link but the two libraries.
+$(B)/lib/pkgconfig/tidegate-fcgx.pc: fcgi/fcgx/tidegate_fcgx.h csrc/include/tidegate.h Makefile
+	@mkdir -p $(@D) $(B)/include
+	@cp fcgi/fcgx/tidegate_fcgx.h $(B)/include/
+	@printf '%s\n' 'Name: tidegate-fcgx' 'Description: tidegate inside applications that use libfcgi' \
+	    'Version: $(VERSION)' 'Requires: tidegate = $(VERSION) fcgi' > $@
 
 $(B)/bin/tidegate: $(CLI_OBJ) $(B)/lib/libtidegate.a
 $(B)/bin/tidegate-fcgi: $(FCGI_OBJ) $(B)/lib/libtidegate.a
@@ -141,6 +162,19 @@ $(PROGRAMS):
 	@mkdir -p $(@D)
 	$(call SAY,LD,$@)
 	$(Q)$(CC) $(TG_CFLAGS) $(LDFLAGS) $^ $(TG_LDLIBS) -o $@
+
+CGI_CFLAGS = $(WARN) $(CFLAGS) $(SAN) -ffunction-sections -fdata-sections -pthread
+$(B)/cgi/%.o: %.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CGI_CC) $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(CGI_CFLAGS) -MMD -MP -c $< -o $@ \
+	    $(if $(findstring musl,$(CGI_CC)),-idirafter /usr/include -idirafter /usr/include/$$($(CC) -print-multiarch))
+
+$(B)/bin/tidegate-cgi: $(CGI_OBJ)
+	@mkdir -p $(@D)
+	$(call SAY,LD,$@)
+	$(Q)$(CGI_CC) $(CGI_CFLAGS) $(LDFLAGS) $(CGI_LDFLAGS) -Wl,--gc-sections $^ $(if $(findstring musl,$(CGI_CC)), \
+	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
 PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
@@ -153,16 +187,24 @@ $(PYTHON_STAMP): $(PYTHON_SRC) .ci/requirements.txt
 	$(Q)CFLAGS="$$CFLAGS -Werror" $(PYTHON) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
-install: lib programs ## copy library, header, programs and manual under PREFIX (DESTDIR is honoured)
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(B)/lib/libtidegate.a $(DESTDIR)$(PREFIX)/lib/
-	install -m 755 $(B)/lib/libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/
-	ln -sf libtidegate.so.0 $(DESTDIR)$(PREFIX)/lib/libtidegate.so
-	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
-	install -m 644 csrc/include/tidegate.h $(DESTDIR)$(PREFIX)/include/
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin/
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+# Everything that others need; what stands in /etc is whose site it is. systemd and tmpfiles.d read below /usr and
+# /usr/local alike.
+INSTALLED = $(DESTDIR)$(PREFIX)
+install: lib programs ## copy library, headers, programs, manual and units under PREFIX (DESTDIR is honoured)
+	install -d $(INSTALLED)/lib/pkgconfig $(INSTALLED)/include $(INSTALLED)/bin $(INSTALLED)/share/man/man1 \
+	    $(INSTALLED)/lib/systemd/system $(INSTALLED)/lib/tmpfiles.d $(INSTALLED)/share/doc/tidegate
+	install -m 644 $(B)/lib/libtidegate.a $(INSTALLED)/lib/
+	install -m 755 $(B)/lib/libtidegate.so.0 $(INSTALLED)/lib/
+	ln -sf libtidegate.so.0 $(INSTALLED)/lib/libtidegate.so
+	install -m 644 $(B)/lib/pkgconfig/tidegate.pc $(B)/lib/pkgconfig/tidegate-fcgx.pc $(INSTALLED)/lib/pkgconfig/
+	install -m 644 csrc/include/tidegate.h fcgi/fcgx/tidegate_fcgx.h $(INSTALLED)/include/
+	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(INSTALLED)/bin/
+	install -m 644 docs/man/*.1 $(INSTALLED)/share/man/man1/
+	install -m 644 docs/*.md $(INSTALLED)/share/doc/tidegate/
+	for unit in examples/systemd/*.service examples/systemd/*.socket; do \
+	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
+	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
+	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 
@@ -212,6 +254,17 @@ $(B)/fuzz/%: tests/fuzz/%.c $(B)/fuzz/room.a
 	$(call SAY,CLANG,$@)
 	$(Q)$(FUZZ_COMPILE) -fsanitize=fuzzer,address,undefined $< $(B)/fuzz/room.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# ---- what people get ---------------------------------------------------------------------------------------------------
+
+docs: python ## the documentation site, in build/docs/html
+	$(Q)$(PYTHON) -m sphinx -q -W --keep-going -d $(B)/docs/trees docs $(B)/docs/html
+	@echo "open $(B)/docs/html/index.html"
+
+dist: setup ## a source distribution and a wheel for this system, in build/dist
+	$(Q)$(PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('$(B)/dist')" > /dev/null
+	$(Q)$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir $(B)/dist $(B)/dist/tidegate-$(VERSION).tar.gz
+	@ls $(B)/dist
+
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 
 demo: ## nginx, FastAPI and Flask under one limit; stays up until Ctrl-C (ONCE=1: leave after the table)
@@ -230,6 +283,29 @@ $(B)/bench/%: bench/%.c $(B)/lib/libtidegate.a $(if $(FCGI_ROOM_SRC),$(B)/lib/fc
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) $< $(if $(FCGI_ROOM_SRC),$(B)/lib/fcgi-room.a) $(B)/lib/libtidegate.a $(LDFLAGS) $(TG_LDLIBS) -o $@
 
+# The peer's own server library, for this one program.
+$(B)/bench/fcgi_libfcgi: bench/fcgi_libfcgi.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(COMPILE) $< $(LDFLAGS) -lfcgi -pthread -o $@
+
+bench-fcgi: ## the daemon beside libfcgi, nginx's limit_req and php-fpm (a few minutes; on a quiet machine)
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/fcgi_peers.py $(B) $(BENCH)
+	@$(PYTHON) bench/fcgi_relay.py $(B) --rounds 11 $(BENCH)
+
+# As anybody would build it, or what it loads would be no fair yardstick.
+$(B)/bench/cgi_constant: bench/cgi_constant.c
+	@mkdir -p $(@D)
+	$(call SAY,CC,$@)
+	$(Q)$(CC) $(WARN) $(CFLAGS) $(LDFLAGS) $< -o $@
+
+bench-python: ## FastAPI and Flask with a limit beside slowapi, fastapi-limiter and flask-limiter
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build
+	@$(PYTHON) bench/python_peers.py $(BENCH)
+
 $(B)/bench/empty_method.so: bench/empty_method.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
@@ -241,8 +317,13 @@ bench-instructions: ## count instructions of one decision with callgrind: the sa
 	@$(MAKE) --no-print-directory -j2 --silent bench-programs
 	@$(PYTHON) bench/instructions.py $(B)/bench/c_decision
 
+bench-redis: ## decisions through Redis beside a hiredis loop, redis-py, coredis, limits and throttled-py
+	@.ci/setup bench
+	@$(MAKE) --no-print-directory -j2 --silent build bench-programs
+	@$(PYTHON) bench/redis_python.py $(B)/bench $(BENCH)
+
 clean: ## remove what was built (not .venv)
 	rm -rf $(B) python/tidegate/*.so
 	rm -f $(PYTHON_STAMP)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(HOOKS_OBJ) $(FCGI_OBJ) $(CLI_OBJ) $(CGI_OBJ) $(FUZZ_OBJ)) $(TEST_BIN:=.d) $(FUZZ_BIN:=.d) $(BENCH_BIN:=.d)

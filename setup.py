@@ -36,10 +36,13 @@ def pkg_config() -> tuple[list[str], list[str]]:
             "  Debian, Ubuntu: apt-get install " + " ".join(LIBRARIES[name] for name in missing)
         )
 
-    def ask(what: str) -> list[str]:
-        return shlex.split(subprocess.check_output([program, what, *LIBRARIES], text=True))
+    # TLS to Redis where there is OpenSSL, as in the Makefile; TLS=no leaves it out.
+    tls = [] if os.environ.get("TLS") == "no" or subprocess.run([program, "--exists", "openssl"]).returncode else ["openssl"]
 
-    return ask("--cflags"), ask("--libs")
+    def ask(what: str) -> list[str]:
+        return shlex.split(subprocess.check_output([program, what, *LIBRARIES, *tls], text=True))
+
+    return ask("--cflags") + (["-DTG_WITH_TLS"] if tls else []), ask("--libs")
 
 
 class BuildCore(build_ext):

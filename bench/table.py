@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -77,6 +78,20 @@ def fcgi_rows(build: Path, rounds: int) -> dict[str, dict[str, float]]:
     return rows_of("fcgi_nginx.py", build, "--rounds", rounds)
 
 
+def cgi_rows(build: Path, rounds: int) -> float:
+    """What tidegate-cgi takes to what a program takes that prints a constant; both as a server starts them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        rules = Path(folder) / "rules.yaml"
+        rules.write_text(f"store: shared://{folder}/t\npolicies: [{{name: bench, rules: 10000000000/day token_bucket}}]\n")
+        run(build / "bin" / "tidegate", "compile", rules)
+        asked = {"REQUEST_METHOD": "GET", "REQUEST_URI": "/", "REMOTE_ADDR": "127.0.0.1", "TIDEGATE_CONFIG": str(rules)}
+        done = subprocess.run(
+            [build / "bench" / "cgi_spawn", str(rounds), build / "bench" / "cgi_constant", build / "bin" / "tidegate-cgi"],
+            env=asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+        )
+    return float(done.stdout.splitlines()[1].split()[2])
+
+
 def rows_of(script: str, *arguments: object) -> dict[str, dict[str, float]]:
     return cast(dict[str, dict[str, float]], json.loads(run(sys.executable, HERE / script, *arguments, "--json")))
 
@@ -90,7 +105,9 @@ def others(python: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def budgets(c: dict[str, Any], python: dict[str, Any], faces: dict[str, Any], fcgi: dict[str, Any]) -> list[Budget]:
+def budgets(
+    c: dict[str, Any], python: dict[str, Any], faces: dict[str, Any], fcgi: dict[str, Any], cgi: float
+) -> list[Budget]:
     ours = python["tidegate token_bucket"]
     fastest = min(others(python), key=lambda row: python[row]["ns"])
     hit, twin = c["one_rule"]["ratio"], c["three_rules"]["ratio"] / c["two_rules"]["ratio"]
@@ -115,6 +132,7 @@ def budgets(c: dict[str, Any], python: dict[str, Any], faces: dict[str, Any], fc
         Budget(
             "FastCGI for auth_request, answers a second, to a constant answer", fcgi["auth"]["ratio"], at_least=0.9
         ),
+        Budget("CGI: starting tidegate-cgi for a decision, to a C program that prints a constant", cgi, at_most=1.3),
     ]
 
 
@@ -148,12 +166,14 @@ def main() -> int:
     python = python_rows(asked.build, 5 if asked.quick else 31)
     faces = faces_rows(asked.quick)
     fcgi = fcgi_rows(asked.build, 3 if asked.quick else 9)
-    rows = budgets(c, python, faces, fcgi)
+    cgi = cgi_rows(asked.build, 200 if asked.quick else 1000)
+    rows = budgets(c, python, faces, fcgi, cgi)
     if asked.json:
         found = [{**asdict(row), "met": row.met} for row in rows]
         print(
             json.dumps(
-                {"machine": machine(), "budgets": found, "c": c, "python": python, "faces": faces, "fcgi": fcgi},
+                {"machine": machine(), "budgets": found, "c": c, "python": python, "faces": faces, "fcgi": fcgi,
+                 "cgi": cgi},
                 indent=2,
             )
         )

@@ -100,7 +100,7 @@ typedef struct asked {
     tg_request request;
     question question;
     tg_text server_name;
-    tg_text mode, next, token, now, batch;
+    tg_text mode, next, token, now, batch, method;
     tg_text unknown; /* a TIDEGATE_ name that this version does not know */
     bool has_mode, has_now, has_uri, has_batch, has_cost;
     bool script_outside; /* SCRIPT_FILENAME is not below the listener's root */
@@ -196,6 +196,8 @@ read_own(asked *ask, tg_text name, tg_text value)
         ask->has_batch = true;
     } else if (IS(name, "TIDEGATE_NEXT")) {
         ask->next = value;
+    } else if (IS(name, "TIDEGATE_METHOD")) {
+        ask->method = value;
     } else if (IS(name, "TIDEGATE_TOKEN")) {
         ask->token = value;
     } else if (IS(name, "TIDEGATE_NOW_US")) {
@@ -996,7 +998,9 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
         how = FCGI_MODE_AUTHORIZER;
         mode_known = true;
     }
-    const bool head = IS(ask.request.method, "HEAD");
+    const bool head = IS(ask.request.method, "HEAD"); /* of the web server's question, not of what it is about */
+    if (ask.method.length)
+        ask.request.method = ask.method;
 
     if (rights->token_length && !token_fits(rights, ask.token)) {
         fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "token-wrong", "%s: TIDEGATE_TOKEN is missing or wrong",

@@ -1,6 +1,7 @@
 /* tidegate-fcgi: the limiter as a FastCGI program for web servers. Options, start, end; the work is in loop.c and
  * answer.c. Must not enter: anything a request passes through. */
 #include "answer.h"
+#include "page.h"
 #include "process.h"
 
 #include <errno.h>
@@ -39,6 +40,8 @@ static const char usage_text[] =
     "      keep=N                                connections to it kept while idle (0)\n"
     "      root=/folder                          pass SCRIPT_FILENAME on, below this folder\n"
     "      php-values=yes|no                     pass PHP_VALUE and PHP_ADMIN_VALUE on (no)\n"
+    "  --http ADDRESS          /metrics for Prometheus and a page of the same numbers, on unix:/path or tcp:127.0.0.1:PORT;\n"
+    "                          with mode=, owner=, group=, peer-uid=, and beyond-loopback=yes, any-host=yes\n"
     "  --mode answer|auth      what a request without TIDEGATE_MODE gets where its listener does not say: answer (200\n"
     "                          or the refusal; the default), auth (204 or 403, for nginx's auth_request)\n"
     "  --store URI             the store (else TIDEGATE_STORE, the file's store, shared://default)\n"
@@ -64,6 +67,8 @@ typedef struct options {
     const char *config, *store;
     fcgi_listener listeners[FCGI_LISTENERS_MAX];
     size_t listener_count;
+    fcgi_listener http;
+    bool has_http, http_open;
     fcgi_mode mode;
     fcgi_loop_options loop;
     uint64_t store_timeout_us;
@@ -126,10 +131,11 @@ read_options(options *set, int argument_count, char **arguments)
 {
     enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
            RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
-           MANUAL_CLOCK, THREADS, USER, CHROOT, CHECK, HELP, VERSION };
+           HTTP, MANUAL_CLOCK, THREADS, USER, CHROOT, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
         { "listen", required_argument, NULL, LISTEN },
+        { "http", required_argument, NULL, HTTP },
         { "mode", required_argument, NULL, MODE },
         { "store", required_argument, NULL, STORE },
         { "store-timeout", required_argument, NULL, STORE_TIMEOUT },
@@ -158,6 +164,15 @@ read_options(options *set, int argument_count, char **arguments)
         case LISTEN:
             add_listener(set, optarg);
             break;
+        case HTTP: {
+            char error[320];
+            if (set->has_http)
+                fail_usage("--http %s: one is enough", optarg);
+            if (fcgi_listener_parse_page(optarg, &set->http, error, sizeof error) != FCGI_LISTEN_OK)
+                fail_usage("--http: %s", error);
+            set->has_http = true;
+            break;
+        }
         case MODE:
             if (!fcgi_mode_parse(tg_text_of(optarg), false, &set->mode) || set->mode > FCGI_MODE_AUTH)
                 fail_usage("--mode %s: expected answer or auth", optarg);
@@ -266,6 +281,7 @@ typedef struct daemon_state {
     const char *config;
     char *const *arguments;
     tg_gate *gate;
+    fcgi_page *page;
     size_t worker_count;
     worker *workers; /* the first runs on the main thread and takes the signals */
     pid_t successor;
@@ -327,7 +343,7 @@ check_rules(const options *set, const char *path, tg_error *error)
     const tg_check_options check = {
         .path = tg_text_of(path),
         .store = tg_text_of(set->store),
-        .face = tg_text_of(set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
+        .face = tg_text_of(only_relays(set) ? "fcgi-relay" : set->mode == FCGI_MODE_AUTH ? "fcgi-auth" : "fcgi"),
     };
     size_t count;
     if (tg_check(&check, warnings, room, &count, error) != TG_OK) {
@@ -391,8 +407,13 @@ start_successor(void *context)
         fcgi_log(FCGI_ERROR, "handover-failed", "below --chroot the program cannot be found again; start it anew");
         return -1;
     }
-    const int fd = fcgi_handover_start(state->arguments[0], state->arguments, state->set.listeners,
-                                       state->set.listener_count, &state->successor, error, sizeof error);
+    fcgi_listener handed[FCGI_HANDOVER_MAX];
+    size_t count = state->set.listener_count;
+    memcpy(handed, state->set.listeners, count * sizeof *handed);
+    if (state->set.has_http)
+        handed[count++] = state->set.http;
+    const int fd = fcgi_handover_start(state->arguments[0], state->arguments, handed, count, &state->successor, error,
+                                       sizeof error);
     if (fd == -1)
         fcgi_log(FCGI_ERROR, "handover-failed", "%s", error);
     else
@@ -403,9 +424,11 @@ start_successor(void *context)
 static void
 end_successor(void *context, bool served)
 {
-    const daemon_state *state = ((const worker *)context)->state;
-    if (served)
+    daemon_state *state = ((worker *)context)->state;
+    if (served) {
+        state->set.http.inode = 0; /* the page's name is the new program's */
         return;
+    }
     waitpid(state->successor, NULL, 0); /* it has closed its end, by ending */
     fcgi_log(FCGI_ERROR, "handover-failed", "the new program ended before it served; this one stays");
 }
@@ -515,22 +538,28 @@ close_workers(daemon_state *state)
     free(state->workers);
 }
 
+static bool
+open_listener(fcgi_listener *listener, fcgi_handover *handover)
+{
+    char why[320];
+    const int fd = fcgi_handover_take(handover, listener->text);
+    const fcgi_listen_status status = fd == -1 ? fcgi_listener_open(listener, why, sizeof why)
+                                               : fcgi_listener_adopt(listener, fd, why, sizeof why);
+    if (status != FCGI_LISTEN_OK)
+        fprintf(stderr, "tidegate-fcgi: %s\n", why);
+    return status == FCGI_LISTEN_OK;
+}
+
 /* Opens what is not handed over. How many are open is in `opened`, also after a failure. */
 static bool
 open_listeners(options *set, fcgi_handover *handover, size_t *opened)
 {
-    char why[320];
-    for (; *opened < set->listener_count; ++*opened) {
-        fcgi_listener *listener = &set->listeners[*opened];
-        const int fd = fcgi_handover_take(handover, listener->text);
-        const fcgi_listen_status status = fd == -1 ? fcgi_listener_open(listener, why, sizeof why)
-                                                   : fcgi_listener_adopt(listener, fd, why, sizeof why);
-        if (status != FCGI_LISTEN_OK) {
-            fprintf(stderr, "tidegate-fcgi: %s\n", why);
+    for (; *opened < set->listener_count; ++*opened)
+        if (!open_listener(&set->listeners[*opened], handover))
             return false;
-        }
-    }
-    return true;
+    if (set->has_http && !set->http_open)
+        set->http_open = open_listener(&set->http, handover);
+    return !set->has_http || set->http_open;
 }
 
 int
@@ -588,6 +617,15 @@ main(int argument_count, char **arguments)
         join_workers(&state);
         goto done;
     }
+    if (set->has_http) {
+        state.page = fcgi_page_start(&set->http, state.gate, why, sizeof why);
+        if (!state.page) {
+            fprintf(stderr, "tidegate-fcgi: --http: %s\n", why);
+            join_workers(&state);
+            goto done;
+        }
+        fcgi_log(FCGI_INFO, "page", "http on %s", set->http.text);
+    }
     for (size_t i = 0; i < set->listener_count; i++)
         fcgi_log(FCGI_INFO, "listening", "%s", set->listeners[i].text);
     fcgi_handover_done(&handover);
@@ -612,9 +650,12 @@ main(int argument_count, char **arguments)
 failed:
     fprintf(stderr, "tidegate-fcgi: %s\n", error.message);
 done:
+    fcgi_page_stop(state.page);
     close_workers(&state);
     for (size_t i = 0; i < opened; i++)
         fcgi_listener_close(&set->listeners[i]);
+    if (set->http_open)
+        fcgi_listener_close(&set->http);
     tg_gate_close(state.gate);
     tg_clock_close(clock);
     return leave;

@@ -302,6 +302,15 @@ parse_option(fcgi_listener *listener, const char *name, char *value, trouble whe
         rights->keep = number;
         return FCGI_LISTEN_OK;
     }
+    if (listener->page && (strcmp(name, "beyond-loopback") == 0 || strcmp(name, "any-host") == 0)) {
+        if (!parse_yes(value, &yes))
+            return fail(where, FCGI_LISTEN_USAGE, "%s=%s: expected yes or no", name, value);
+        if (name[0] == 'a')
+            listener->any_host = yes;
+        else
+            listener->beyond_loopback = yes;
+        return FCGI_LISTEN_OK;
+    }
     if (strcmp(name, "keyed") == 0 || strcmp(name, "php-values") == 0) {
         if (!parse_yes(value, &yes))
             return fail(where, FCGI_LISTEN_USAGE, "%s=%s: expected yes or no", name, value);
@@ -403,7 +412,7 @@ parse_tcp(const char *rest, fcgi_listener *listener, trouble where)
     if (!make_address(listener, &storage, &length))
         return fail(where, FCGI_LISTEN_USAGE, "tcp:%s: '%s' is no address; names are not looked up", rest,
                     listener->host);
-    if (!is_loopback((struct sockaddr *)&storage))
+    if (!listener->page && !is_loopback((struct sockaddr *)&storage))
         return fail(where, FCGI_LISTEN_USAGE,
                     "tcp:%s: only loopback addresses are served in this version, because whoever can connect can speak "
                     "for every client; use a unix socket, or 127.0.0.1 or [::1]",
@@ -411,11 +420,38 @@ parse_tcp(const char *rest, fcgi_listener *listener, trouble where)
     return FCGI_LISTEN_OK;
 }
 
-fcgi_listen_status
-fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size_t error_bytes)
+/* Numbers are no secret that could harm a client, but nobody else's either. */
+static fcgi_listen_status
+settle_page(const fcgi_listener *listener, trouble where)
 {
-    const trouble where = { error, error_bytes };
-    *listener = (fcgi_listener){ .fd = -1, .file_mode = 0660, .owner = (uid_t)-1, .group = (gid_t)-1 };
+    struct sockaddr_storage storage;
+    socklen_t length;
+    if (listener->kind == FCGI_LISTEN_TCP && !listener->beyond_loopback && make_address(listener, &storage, &length) &&
+        !is_loopback((struct sockaddr *)&storage))
+        return fail(where, FCGI_LISTEN_USAGE,
+                    "%s: others than this host can reach it and read the numbers; write beyond-loopback=yes if they shall, "
+                    "or use a unix socket, 127.0.0.1 or [::1]",
+                    listener->text);
+    if (listener->is_tcp && listener->rights.uid_count > 0)
+        return fail(where, FCGI_LISTEN_USAGE, "%s: peer-uid= is for unix sockets; TCP does not tell who connects",
+                    listener->text);
+    return FCGI_LISTEN_OK;
+}
+
+static bool
+is_for_pages(const char *name)
+{
+    static const char *const names[] = { "mode", "owner", "group", "peer-uid", "beyond-loopback", "any-host" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+static fcgi_listen_status
+parse(const char *text, bool page, fcgi_listener *listener, trouble where)
+{
+    *listener = (fcgi_listener){ .fd = -1, .page = page, .file_mode = 0660, .owner = (uid_t)-1, .group = (gid_t)-1 };
     char copy[2048];
     if (strlen(text) >= sizeof copy)
         return fail(where, FCGI_LISTEN_USAGE, "a listen address of %zu bytes is too long", strlen(text));
@@ -457,13 +493,31 @@ fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size
         if (!value)
             return fail(where, FCGI_LISTEN_USAGE, "%s: '%s' has no value; expected %s=...", text, option, option);
         *value++ = '\0';
+        if (page && !is_for_pages(option))
+            return fail(where, FCGI_LISTEN_USAGE,
+                        "%s: option %s= is not for --http; expected mode, owner, group, peer-uid, beyond-loopback or any-host",
+                        listener->text, option);
         const fcgi_listen_status status = parse_option(listener, option, value, where);
         if (status != FCGI_LISTEN_OK)
             return status;
         option = next;
     }
+    if (page)
+        return settle_page(listener, where);
     /* Of an inherited socket it is known only later whether it is TCP: see open_inherited. */
     return listener->kind == FCGI_LISTEN_INHERITED ? FCGI_LISTEN_OK : settle_rights(listener, where);
+}
+
+fcgi_listen_status
+fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size_t error_bytes)
+{
+    return parse(text, false, listener, (trouble){ error, error_bytes });
+}
+
+fcgi_listen_status
+fcgi_listener_parse_page(const char *text, fcgi_listener *listener, char *error, size_t error_bytes)
+{
+    return parse(text, true, listener, (trouble){ error, error_bytes });
 }
 
 /* ---- opening */
@@ -629,14 +683,14 @@ open_inherited(fcgi_listener *listener, trouble where)
     if (getsockname(listener->fd, (struct sockaddr *)&storage, &length) == -1)
         return fail(where, FCGI_LISTEN_FAILED, "%s: %s", listener->text, strerror(errno));
     listener->is_tcp = storage.ss_family == AF_INET || storage.ss_family == AF_INET6;
-    if (listener->is_tcp && !is_loopback((struct sockaddr *)&storage))
+    if (listener->is_tcp && !listener->beyond_loopback && !is_loopback((struct sockaddr *)&storage))
         return fail(where, FCGI_LISTEN_FAILED,
                     "%s: listens beyond loopback, which is not served in this version: whoever can connect can speak "
                     "for every client",
                     listener->text);
     if (!listener->is_tcp && storage.ss_family != AF_UNIX)
         return fail(where, FCGI_LISTEN_FAILED, "%s: neither a unix nor a TCP socket", listener->text);
-    const fcgi_listen_status status = settle_rights(listener, where);
+    const fcgi_listen_status status = listener->page ? FCGI_LISTEN_OK : settle_rights(listener, where);
     if (status != FCGI_LISTEN_OK)
         return status;
     /* Whoever started us shares the flags of this socket; non-blocking is what a shared accept needs anyway. */

@@ -70,6 +70,8 @@ typedef struct fcgi_listener {
     fcgi_listen_kind kind;
     fcgi_mode mode; /* answers=: what a Responder gets when the web server does not say */
     bool is_tcp;
+    bool page;        /* of --http: HTTP is spoken, and of rights there is only who may connect */
+    bool beyond_loopback, any_host;
     bool shared; /* somebody else accepts from this socket too and will after us: its queue and name are his */
     fcgi_rights rights;
     unsigned keyed_said; /* 0: not said, 1: keyed=no, 2: keyed=yes */
@@ -106,6 +108,12 @@ typedef enum fcgi_listen_status {
  *
  * Opens nothing but the token's file. `error` gets one line. */
 fcgi_listen_status fcgi_listener_parse(const char *text, fcgi_listener *listener, char *error, size_t error_bytes);
+
+/* The same for `--http`: of the options mode=, owner=, group= and peer-uid=, and
+ *
+ *   beyond-loopback=yes   a TCP address that others than this host can reach; whoever can reads the numbers
+ *   any-host=yes          whatever name a request has for us: behind a proxy that passes its own on */
+fcgi_listen_status fcgi_listener_parse_page(const char *text, fcgi_listener *listener, char *error, size_t error_bytes);
 
 /* Opens it non-blocking and close-on-exec. A unix path on which somebody answers is refused, one that nobody serves any
  * more is replaced; mode and owner are right before anyone can connect, whatever the umask. */

@@ -11,6 +11,7 @@
 #define LINE_BYTES_MAX 1024u /* under PIPE_BUF: a line arrives whole also where processes share a pipe */
 #define RARELY_US UINT64_C(1000000)
 
+const char *fcgi_log_name = "tidegate-fcgi";
 static _Atomic uint64_t dropped;
 
 static void
@@ -27,7 +28,8 @@ write_line(fcgi_level level, const char *code, const char *message)
     struct tm utc;
     char when[32];
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    int length = snprintf(line, sizeof line, "%s tidegate-fcgi: %s: %s: %s", when, names[level], code, message);
+    int length = snprintf(line, sizeof line, "%s %s: %s: %s: %s", when, fcgi_log_name, names[level], code,
+                          message);
     if (length < 0)
         return;
     size_t end = (size_t)length < sizeof line - 48 ? (size_t)length : sizeof line - 48;

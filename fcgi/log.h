@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+/* Whose voice it is; "tidegate-fcgi" unless said otherwise before the first line. */
+extern const char *fcgi_log_name;
+
 typedef enum fcgi_level { FCGI_INFO, FCGI_WARN, FCGI_ERROR } fcgi_level;
 
 /* "2026-01-31T12:00:00Z tidegate-fcgi: warn: CODE: message". Control characters become '?', so that a peer's bytes

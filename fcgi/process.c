@@ -77,7 +77,7 @@ fcgi_handover_read(fcgi_handover *handover)
     int fd, used;
     if (sscanf(text, "%d\n%n", &fd, &used) == 1 && fd > STDERR_FILENO && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0) {
         handover->ready_fd = fd;
-        for (text += used; handover->count < FCGI_LISTENERS_MAX; text += used) {
+        for (text += used; handover->count < FCGI_HANDOVER_MAX; text += used) {
             char address[FCGI_LISTEN_TEXT_MAX];
             used = 0;
             if (sscanf(text, "%d %159[^\n]\n%n", &fd, address, &used) != 2 || used == 0)
@@ -138,7 +138,7 @@ fcgi_handover_start(const char *program, char *const *arguments, const fcgi_list
                     pid_t *process, char *error, size_t error_bytes)
 {
     int ends[2] = { -1, -1 }, failed = 0;
-    char word[sizeof FCGI_HANDOVER_NAME + 16 + FCGI_LISTENERS_MAX * (FCGI_LISTEN_TEXT_MAX + 16)];
+    char word[sizeof FCGI_HANDOVER_NAME + 16 + FCGI_HANDOVER_MAX * (FCGI_LISTEN_TEXT_MAX + 16)];
     char **environment = NULL;
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;

@@ -19,6 +19,7 @@ bool fcgi_user_find(const char *name, fcgi_user *user, char *error, size_t error
 bool fcgi_process_confine(const char *folder, const fcgi_user *user, char *error, size_t error_bytes);
 
 #define FCGI_HANDOVER_NAME "TIDEGATE_HANDOVER"
+#define FCGI_HANDOVER_MAX (FCGI_LISTENERS_MAX + 1u) /* and the page's */
 
 /* What a former process of ours handed to this one. */
 typedef struct fcgi_handover {
@@ -27,7 +28,7 @@ typedef struct fcgi_handover {
     struct {
         int fd;
         char text[FCGI_LISTEN_TEXT_MAX];
-    } sockets[FCGI_LISTENERS_MAX];
+    } sockets[FCGI_HANDOVER_MAX];
 } fcgi_handover;
 
 /* Reads and removes the environment's word of it. */

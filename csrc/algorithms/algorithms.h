@@ -66,6 +66,25 @@ tg__decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t
     return verdict;
 }
 
+/* A hit on other terms than those of its rule. */
+typedef struct tg_terms {
+    /* Buckets: stands in line for so long at most. It goes once what stood before it leaves it room (token bucket) or has
+     * left (leaky bucket), takes its units now, and is told that wait as delay_us; too long a wait is its retry_after_us.
+     * 0: it does not wait. */
+    uint64_t patience_us;
+    bool forced; /* taken whether it fits or not, up to TG_HELD_MAX; `deny` alone still refuses */
+} tg_terms;
+
+/* No state is brought beyond so many units by a hit that waits in line (it is denied) or is forced (it takes what is left to
+ * there), so no sum of a store overflows: 56 000 times the largest limit. A log, whose sums are kept in 40 bits by Redis, holds
+ * three times the largest. */
+#define TG_HELD_MAX (UINT64_C(1) << 49)
+#define TG_LOG_HELD_MAX (UINT64_C(1) << 35)
+
+/* tg__decide_into on these terms. Windows know no patience. */
+void tg__decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_terms terms,
+                         tg_state *next, tg_verdict *verdict);
+
 /* Gives units back. `own`: those that a hit with this stamp took, else oldest first. Returns whether *next differs. */
 bool tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,
                 tg_state *next);
@@ -103,6 +122,9 @@ typedef struct tg_log_change {
 /* charged  the newest `charged` units of this very time are this request's own and do not count (0: none) */
 tg_verdict tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost,
                           uint64_t charged, tg_log_change *change);
+/* A forced hit's. */
+tg_verdict tg__log_force(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost,
+                         tg_log_change *change);
 /* As tg__pressure, of the kept entries as they are; consumes the view. */
 tg_pressure tg__log_pressure(const tg_rule *rule, const tg_log_view *view, uint64_t now_us);
 /* Most entries a log of this rule can hold at once, and the most 8-byte words they take where a hit of cost 1 takes one

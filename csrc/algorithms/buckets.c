@@ -116,6 +116,43 @@ tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, u
         decide_wide(rule, state, now_us, cost, next, verdict);
 }
 
+/* Levels stay below 2^49 units of ten years (2^98) and patience below 2^53 us at 2^34 units each: no sum wraps. */
+void
+tg__bucket_decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_terms terms,
+                           tg_state *next, tg_verdict *verdict)
+{
+    const tg_level bucket = level_of(rule, state, now_us);
+    const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us;
+    const tg_u128 most = (tg_u128)TG_HELD_MAX * rule->period_us;
+    tg_u128 wanted = bucket.level + (tg_u128)cost * rule->period_us;
+    /* What has to drain before it goes. */
+    const tg_u128 before = rule->algorithm == TG_LEAKY_BUCKET ? bucket.level
+                           : wanted > capacity                ? wanted - capacity
+                                                              : 0;
+    const uint64_t wait_us = tg__wait_us(tg__ceil_div(before, rule->limit));
+    const bool waits = terms.patience_us > 0 && cost <= rule->burst && wanted <= most &&
+                       before <= (tg_u128)terms.patience_us * rule->limit;
+    *next = *state;
+    if (cost == 0 || (terms.patience_us == 0 && !terms.forced)) {
+        tg__bucket_decide(rule, state, now_us, cost, next, verdict);
+        return;
+    }
+    if (terms.forced && wanted > most)
+        wanted = bucket.level > most ? bucket.level : most;
+    const bool allowed = terms.forced || waits;
+    const tg_u128 held = allowed ? wanted : bucket.level;
+    if (allowed)
+        store((tg_level){ wanted, bucket.now_us }, next);
+    *verdict = (tg_verdict){
+        .allowed = allowed,
+        .remaining = held >= capacity ? 0 : tg__floor_div(capacity - held, rule->period_us),
+        .retry_after_us = allowed ? 0 : cost > rule->burst ? TG_NEVER : wait_us,
+        .reset_after_us = tg__wait_us(tg__ceil_div(held, rule->limit)),
+        .delay_us = allowed && (!terms.forced || rule->algorithm == TG_LEAKY_BUCKET) ? wait_us : 0,
+        .stamp_us = bucket.now_us,
+    };
+}
+
 void
 tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
 {

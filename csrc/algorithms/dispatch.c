@@ -27,6 +27,20 @@ tg__decide_into(const tg_rule *rule, const tg_state *state, uint64_t now_us, uin
     }
 }
 
+void
+tg__decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_terms terms,
+                    tg_state *next, tg_verdict *verdict)
+{
+    if (rule->algorithm == TG_TOKEN_BUCKET || rule->algorithm == TG_LEAKY_BUCKET)
+        tg__bucket_decide_on_terms(rule, state, now_us, cost, terms, next, verdict);
+    else if (terms.forced && rule->algorithm == TG_FIXED_WINDOW)
+        tg__fixed_force(rule, state, now_us, cost, next, verdict);
+    else if (terms.forced && rule->algorithm == TG_SLIDING_COUNTER)
+        tg__counter_force(rule, state, now_us, cost, next, verdict);
+    else
+        tg__decide_into(rule, state, now_us, cost, next, verdict);
+}
+
 bool
 tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,
            tg_state *next)

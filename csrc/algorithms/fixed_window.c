@@ -52,13 +52,10 @@ window_of(const tg_rule *rule, const tg_state *state, uint64_t now_us)
     return window;
 }
 
-void
-tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
-                 tg_verdict *verdict)
+static inline __attribute__((always_inline)) void
+decide(const tg_rule *rule, const tg_state *state, tg_window window, uint64_t cost, bool allowed, tg_state *next,
+       tg_verdict *verdict)
 {
-    tg_window window = window_of(rule, state, now_us);
-    const uint64_t room = tg__subtract_to_zero(rule->limit, window.count);
-    const bool allowed = cost <= room;
     tg__state_copy(state, next);
     if (allowed && cost > 0) {
         if (!window.running) { /* only an admitted hit starts a window: knocking or looking moves nothing */
@@ -77,6 +74,23 @@ tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, ui
         .reset_after_us = window.rest_us,
         .stamp_us = window.start_us,
     };
+}
+
+void
+tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                 tg_verdict *verdict)
+{
+    const tg_window window = window_of(rule, state, now_us);
+    const bool fits = cost <= tg__subtract_to_zero(rule->limit, window.count);
+    decide(rule, state, window, cost, fits, next, verdict);
+}
+
+void
+tg__fixed_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                tg_verdict *verdict)
+{
+    const tg_window window = window_of(rule, state, now_us);
+    decide(rule, state, window, tg__forced_cost(window.count, TG_HELD_MAX, cost), true, next, verdict);
 }
 
 void

@@ -44,6 +44,14 @@ tg__subtract_to_zero(uint64_t from, uint64_t what)
     return from > what ? from - what : 0;
 }
 
+/* What a forced hit takes of `cost`. */
+static inline uint64_t
+tg__forced_cost(uint64_t held, uint64_t most, uint64_t cost)
+{
+    const uint64_t room = tg__subtract_to_zero(most, held);
+    return cost < room ? cost : room;
+}
+
 /* used / capacity in 1/65535, rounded up; what does not fit 48 bits is compared by its upper 48, still rounded up. */
 static inline uint16_t
 tg__share(tg_u128 used, tg_u128 capacity)
@@ -66,12 +74,16 @@ tg__share(tg_u128 used, tg_u128 capacity)
 
 void tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                        tg_verdict *verdict);
+void tg__fixed_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                     tg_verdict *verdict);
 void tg__fixed_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                       uint64_t stamp_us, tg_state *next);
 tg_pressure tg__fixed_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
 
 void tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                          tg_verdict *verdict);
+void tg__counter_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                       tg_verdict *verdict);
 void tg__counter_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                         uint64_t stamp_us, tg_state *next);
 /* Without the newest `cost` units: those of this request itself. */
@@ -80,6 +92,8 @@ tg_pressure tg__counter_pressure(const tg_rule *rule, const tg_state *state, uin
 
 void tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                         tg_verdict *verdict);
+void tg__bucket_decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost,
+                                tg_terms terms, tg_state *next, tg_verdict *verdict);
 void tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
 tg_pressure tg__bucket_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);
 

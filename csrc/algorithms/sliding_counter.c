@@ -67,13 +67,11 @@ retry_after_us(const tg_rule *rule, const tg_window *window, uint64_t cost)
     return rule->period_us - window->into_us + faded_us(rule, window->current, room);
 }
 
-void
-tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
-                   tg_verdict *verdict)
+/* `left`: what remains before. */
+static inline __attribute__((always_inline)) void
+decide(const tg_rule *rule, const tg_state *state, tg_window window, uint64_t cost, uint64_t left, bool allowed,
+       tg_state *next, tg_verdict *verdict)
 {
-    tg_window window = window_of(rule, state, now_us);
-    const uint64_t left = remaining(rule, &window);
-    const bool allowed = cost <= left; /* the weight is rounded up, but cost is whole: the same as in exact parts */
     tg__state_copy(state, next);
     if (allowed && cost > 0) {
         window.current += cost;
@@ -83,11 +81,30 @@ tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, 
     }
     *verdict = (tg_verdict){
         .allowed = allowed,
-        .remaining = allowed ? left - cost : left,
+        .remaining = allowed ? tg__subtract_to_zero(left, cost) : left,
         .retry_after_us = allowed ? 0 : cost > rule->limit ? TG_NEVER : retry_after_us(rule, &window, cost),
         .reset_after_us = reset_after_us(rule, &window),
         .stamp_us = window.index,
     };
+}
+
+void
+tg__counter_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                   tg_verdict *verdict)
+{
+    const tg_window window = window_of(rule, state, now_us);
+    const uint64_t left = remaining(rule, &window);
+    /* The weight is rounded up, but cost is whole: the same as in exact parts. */
+    decide(rule, state, window, cost, left, cost <= left, next, verdict);
+}
+
+void
+tg__counter_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
+                  tg_verdict *verdict)
+{
+    const tg_window window = window_of(rule, state, now_us);
+    decide(rule, state, window, tg__forced_cost(window.current, TG_HELD_MAX, cost), remaining(rule, &window), true, next,
+           verdict);
 }
 
 /* Takes up to *cost units out of *units. */

@@ -91,20 +91,22 @@ reset_after_us(const tg_rule *rule, tg_walk *walk)
     return walk_departures(rule, walk, 0, walk->used, true).all_us;
 }
 
-tg_verdict
-tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost, uint64_t charged,
-               tg_log_change *change)
+static inline __attribute__((always_inline)) tg_verdict
+decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost, uint64_t charged, bool forced,
+       tg_log_change *change)
 {
     tg_walk walk = walk_begin(rule, view, now_us);
     now_us = walk.now_us;
     const uint64_t used = tg__subtract_to_zero(walk.used, charged);
     const uint64_t room = tg__subtract_to_zero(rule->limit, used);
+    if (forced)
+        cost = tg__forced_cost(used, TG_LOG_HELD_MAX, cost);
     *change = (tg_log_change){
         .expired_entries = walk.expired_entries,
         .expired_units = walk.expired_units,
         .entry = { now_us, cost },
     };
-    if (cost <= room) {
+    if (forced || cost <= room) {
         if (rule->resolution_us > 0 && walk.more &&
             view->newest.at_us / rule->resolution_us == now_us / rule->resolution_us) {
             change->replace_newest = true;
@@ -112,7 +114,7 @@ tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, ui
         }
         return (tg_verdict){
             .allowed = true,
-            .remaining = room - cost,
+            .remaining = tg__subtract_to_zero(room, cost),
             .reset_after_us = cost > 0 && charged == 0 ? rule->period_us : reset_after_us(rule, &walk),
             .stamp_us = now_us,
         };
@@ -128,6 +130,19 @@ tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, ui
                             : newest_tells ? leaves_after_us(rule, &view->newest, now_us)
                                            : departures.all_us;
     return denied;
+}
+
+tg_verdict
+tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost, uint64_t charged,
+               tg_log_change *change)
+{
+    return decide(rule, view, now_us, cost, charged, false, change);
+}
+
+tg_verdict
+tg__log_force(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost, tg_log_change *change)
+{
+    return decide(rule, view, now_us, cost, 0, true, change);
 }
 
 tg_pressure

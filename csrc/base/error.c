@@ -48,6 +48,17 @@ tg__error(tg_error *error, tg_status status, const char *format, ...)
     return status;
 }
 
+/* Safe among threads, which strerror is not. The GNU function returns the text, that of POSIX fills the room. */
+static const char *
+system_text(int system_error, char *room, size_t size)
+{
+#ifdef __GLIBC__
+    return strerror_r(system_error, room, size);
+#else
+    return strerror_r(system_error, room, size) == 0 ? room : "unknown error";
+#endif
+}
+
 tg_status
 tg__error_system(tg_error *error, tg_status status, int system_error, const char *format, ...)
 {
@@ -60,9 +71,8 @@ tg__error_system(tg_error *error, tg_status status, int system_error, const char
     va_end(arguments);
     if (written >= 0 && (size_t)written < sizeof error->message) {
         char text[128];
-        /* The GNU strerror_r returns a pointer and is safe among threads; strerror is not. */
         snprintf(error->message + written, sizeof error->message - (size_t)written, ": %s",
-                 strerror_r(system_error, text, sizeof text));
+                 system_text(system_error, text, sizeof text));
     }
     return status;
 }

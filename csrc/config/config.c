@@ -1,7 +1,7 @@
 /* The rules file: what its keys mean, checked whole before anything of it is in force.
  * Must not enter: stores, counting, answers, libyaml (yaml_tree.c). */
+#include "base/words.h"
 #include "config/compiled.h"
-#include "config/config_words.h"
 #include "config/match.h"
 #include "config/reader.h"
 #include "identity/identity.h"
@@ -307,6 +307,7 @@ read_file(tg_reader *r, const tg_node *root)
     if (values[STORE]) {
         char *written;
         config->store_line = tg__source_line(&r->source, values[STORE]->at);
+        config->store_file = r->file;
         status = tg__read_string(r, values[STORE], "a store (\"shared://shop\")", &written);
         if (status == TG_OK)
             status = expand(r, values[STORE], written, &config->store);
@@ -412,6 +413,26 @@ read_included(tg_reader *r, const tg_node *entry)
     return status;
 }
 
+/* What fails to be copied is not watched, and no more. */
+static void
+keep_files(const tg_config *config, tg_files *files)
+{
+    for (size_t i = files->count; i < config->file_count; i++) {
+        files->paths[files->count] = strdup(config->files[i]);
+        if (!files->paths[files->count])
+            return;
+        memcpy(files->marks[files->count++], config->marks[i], sizeof config->marks[i]);
+    }
+}
+
+void
+tg__files_close(tg_files *files)
+{
+    for (size_t i = 0; i < files->count; i++)
+        free(files->paths[i]);
+    files->count = 0;
+}
+
 /* What to read and how: exactly one of `yaml` and `compiled` holds something. */
 typedef struct reading {
     tg_text yaml;
@@ -419,6 +440,7 @@ typedef struct reading {
     const uint64_t *mark;        /* of the file that is read, TG_MARKS of them */
     const tg_compiled *compiled;
     tg_recording *recording;
+    tg_files *files;             /* receives what is looked at, behind the file itself; NULL: nobody asks */
 } reading;
 
 static tg_status
@@ -470,6 +492,8 @@ read_whole(const reading *how, tg_config **config, tg_error *error)
     if (status == TG_OK)
         status = check_together(&r, whole.policies ? whole.policies : root);
     tg__arena_free(&tree);
+    if (how->files)
+        keep_files(&held->config, how->files);
     if (status == TG_OK)
         *config = &held->config;
     else
@@ -535,8 +559,9 @@ tg_status
 tg__config_text(const char *path, char **text, size_t *length, uint64_t mark[TG_MARKS], tg_error *error)
 {
     char *buffer = NULL;
-    struct stat before, since;
+    struct stat before = { 0 }, since;
     tg_status status;
+    tg__config_mark(&before, mark);
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO's writer is not waited for */
     if (fd == -1)
         return tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be opened", path);
@@ -544,6 +569,7 @@ tg__config_text(const char *path, char **text, size_t *length, uint64_t mark[TG_
         status = tg__error_system(error, TG_E_CONFIG, errno, "%s: the rules file cannot be read", path);
         goto done;
     }
+    tg__config_mark(&before, mark);
     if (!S_ISREG(before.st_mode)) {
         status = tg__error(error, TG_E_CONFIG, "%s: found no regular file, expected a rules file", path);
         goto done;
@@ -571,7 +597,6 @@ tg__config_text(const char *path, char **text, size_t *length, uint64_t mark[TG_
     if (*length > TG_CONFIG_BYTES_MAX && !tg__is_compiled((tg_text){ buffer, *length }))
         status = tg__error(error, TG_E_CONFIG, "%s: found more than %u bytes, expected a rules file", path,
                            TG_CONFIG_BYTES_MAX);
-    tg__config_mark(&before, mark);
     if (status == TG_OK) {
         *text = buffer;
         buffer = NULL;
@@ -583,21 +608,27 @@ done:
 }
 
 tg_status
-tg__config_read(const char *path, tg_config **config, tg_error *error)
+tg__config_read_files(const char *path, tg_config **config, tg_files *files, tg_error *error)
 {
     char *text = NULL;
     size_t length = 0;
-    uint64_t mark[TG_MARKS];
+    *files = (tg_files){ .count = 0 };
+    files->paths[0] = strdup(path);
+    if (!files->paths[0])
+        return tg__error(error, TG_E_NOMEM, "%s: out of memory while reading", path);
+    files->count = 1;
     tg_compiled compiled;
-    tg_status status = tg__config_text(path, &text, &length, mark, error);
+    tg_status status = tg__config_text(path, &text, &length, files->marks[0], error);
     const tg_text bytes = { text, length };
-    reading how = { .yaml = bytes, .path = path, .mark = mark };
+    reading how = { .yaml = bytes, .path = path, .mark = files->marks[0], .files = files };
     if (status == TG_OK && tg__is_compiled(bytes)) {
         status = tg__digest_init(error);
         if (status == TG_OK)
             status = tg__compiled_open(bytes, path, &compiled, error);
-        how.compiled = &compiled;
-        how.path = compiled.files[0].path.data;
+        if (status == TG_OK) {
+            how.compiled = &compiled;
+            how.path = compiled.files[0].path.data;
+        }
     }
     if (status == TG_OK)
         status = read_whole(&how, config, error);
@@ -622,5 +653,14 @@ tg__config_record(const char *path, tg_recording *recording, tg_config **config,
     if (status == TG_OK)
         status = read_whole(&(reading){ .yaml = bytes, .path = path, .mark = mark, .recording = recording }, config, error);
     free(text);
+    return status;
+}
+
+tg_status
+tg__config_read(const char *path, tg_config **config, tg_error *error)
+{
+    tg_files files;
+    const tg_status status = tg__config_read_files(path, config, &files, error);
+    tg__files_close(&files);
     return status;
 }

@@ -48,6 +48,7 @@ typedef struct tg_plan {
     tg_text name;
     char *rules_text;
     size_t rule_count;
+    tg_place place; /* of its rules */
 } tg_plan;
 
 #define TG_PLANS_MAX 32
@@ -79,6 +80,7 @@ typedef struct tg_policy {
     tg_plan *plans;         /* `rules` are those of clients whose plan is not among them */
     size_t plan_count;
     tg_header_name plan_header; /* length 0: the application says which plan it is */
+    tg_place rule_place[TG_RULES_MAX]; /* line 0: of those that a default plan lends */
     tg_place by_place[TG_DIMENSIONS_MAX], route_place, settle_place; /* for what a face cannot tell; line 0: none */
 } tg_policy;
 
@@ -92,7 +94,8 @@ typedef struct tg_config {
     size_t file_count;
     uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS]; /* of each, as it was read */
     char *store;         /* NULL: not named */
-    unsigned store_line; /* where it stands in the file */
+    const char *store_file; /* in which it stands, and where */
+    unsigned store_line;
     char space[TG_NAME_BYTES_MAX + 1];
     tg_text *trusted_proxies;
     size_t trusted_proxy_count;
@@ -104,6 +107,13 @@ typedef struct tg_config {
     size_t policy_count;
 } tg_config;
 
+/* The files that a reading looked at, also one that failed: what may have to change before it succeeds. */
+typedef struct tg_files {
+    char *paths[TG_CONFIG_FILES_MAX];
+    uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS];
+    size_t count;
+} tg_files;
+
 #define TG_CONFIG_BYTES_MAX (1u << 20)
 #define TG_CONFIG_DEPTH_MAX 16
 #define TG_POLICIES_MAX 1024
@@ -111,6 +121,9 @@ typedef struct tg_config {
 /* Every error is TG_E_CONFIG with line and column, the message "PATH:LINE:COLUMN: found, expected". Everything is
  * checked here that can be: rule texts, `by`, networks, names, duplicates, unknown keys (with the nearest known one). */
 tg_status tg__config_read(const char *path, tg_config **config, tg_error *error);
+/* The same; `files` receives what was looked at, to be closed whatever the status. */
+tg_status tg__config_read_files(const char *path, tg_config **config, tg_files *files, tg_error *error);
+void tg__files_close(tg_files *files);
 tg_status tg__config_parse(tg_text yaml, const char *path, tg_config **config, tg_error *error);
 /* Compiled rules (compiled.h), which tg__config_read takes as well. Errors in what they say name the source. */
 tg_status tg__config_parse_compiled(tg_text bytes, const char *path, tg_config **config, tg_error *error);

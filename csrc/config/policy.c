@@ -2,7 +2,7 @@
  * Must not enter: how policies act together (config.c). */
 #include "config/reader.h"
 
-#include "config/config_words.h"
+#include "base/words.h"
 #include "config/match.h"
 #include "identity/identity.h"
 
@@ -138,10 +138,28 @@ read_match(const tg_reader *r, const tg_node *node, tg_policy *policy)
 
 /* ---- rules and by ---- */
 
-/* A rule text or a list of them, whole as one text. */
-static tg_status
-read_rules(const tg_reader *r, const tg_node *node, tg_rule rules[TG_RULES_MAX], size_t *rule_count, char **rules_text)
+/* Where each rule of a text stands: `places` from the `count`-th on. */
+static void
+place_rules(const tg_reader *r, const tg_node *text, tg_place places[TG_RULES_MAX], size_t *count)
 {
+    bool before = true; /* between two rules */
+    for (size_t i = 0; i < text->text.length && *count < TG_RULES_MAX; i++) {
+        const char c = text->text.data[i];
+        if (c == ';' || c == ',') {
+            before = true;
+        } else if (before && c != ' ' && !(c >= '\t' && c <= '\r')) {
+            places[(*count)++] = tg__source_place(&r->source, tg__node_at(&r->source, text, i));
+            before = false;
+        }
+    }
+}
+
+/* A rule text or a list of them, whole as one text. `places` may be NULL. */
+static tg_status
+read_rules(const tg_reader *r, const tg_node *node, tg_rule rules[TG_RULES_MAX], size_t *rule_count, char **rules_text,
+           tg_place *places)
+{
+    size_t placed = 0;
     const tg_node *entry;
     tg_error fault;
     size_t count, length = 0;
@@ -153,6 +171,8 @@ read_rules(const tg_reader *r, const tg_node *node, tg_rule rules[TG_RULES_MAX],
         if (tg_rules_parse(one->text, TG_ALGORITHM_DEFAULT, rules, rule_count, &fault) != TG_OK)
             return tg__read_fault(r, one, &fault, true);
         length += one->text.length + 2;
+        if (places)
+            place_rules(r, one, places, &placed);
     }
     *rules_text = tg__arena_take(r->kept, length + 1);
     if (!*rules_text)
@@ -198,7 +218,8 @@ read_plan(const tg_reader *r, const tg_node *key, tg_policy *policy)
     if (status == TG_OK)
         status = tg__read_kept(r, tg_text_of(name), &plan->name);
     if (status == TG_OK)
-        status = read_rules(r, key->next, rules, &plan->rule_count, &plan->rules_text);
+        status = read_rules(r, key->next, rules, &plan->rule_count, &plan->rules_text, NULL);
+    plan->place = tg__source_place(&r->source, key->next->at);
     if (status == TG_OK)
         policy->plan_count++;
     return status;
@@ -417,7 +438,8 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
     if (status == TG_OK && values[MATCH])
         status = read_match(r, values[MATCH], policy);
     if (status == TG_OK && values[RULES])
-        status = read_rules(r, values[RULES], policy->rules, &policy->rule_count, &policy->rules_text);
+        status = read_rules(r, values[RULES], policy->rules, &policy->rule_count, &policy->rules_text,
+                            policy->rule_place);
     if (status == TG_OK && values[PLANS])
         status = read_plans(r, values[PLANS], values[RULES], policy);
     policy->rules_most = policy->rule_count;

@@ -1,7 +1,7 @@
 /* The values of a rules file, taken out of the tree with their places: see reader.h. */
 #include "config/reader.h"
 
-#include "config/config_words.h"
+#include "base/words.h"
 
 #include <inttypes.h>
 

@@ -5,6 +5,8 @@
  * Every error marks the word it is about. */
 #include "config/config.h"
 
+#include "base/words.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -84,56 +86,21 @@ is_bucket(tg_algorithm algorithm)
 
 /* ---- near misses ---- */
 
-#define WORD_BYTES_MAX 16 /* longer than any word of the grammar by more than a slip */
-
-static char
-lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c + ('a' - 'A')) : c;
-}
-
-/* Letters added, lost, changed or swapped with their neighbour. */
-static size_t
-slips(tg_text typed, const char *word)
-{
-    const size_t word_length = strlen(word);
-    size_t before[WORD_BYTES_MAX + 1], above[WORD_BYTES_MAX + 1], row[WORD_BYTES_MAX + 1];
-    for (size_t j = 0; j <= word_length; j++)
-        above[j] = before[j] = j;
-    for (size_t i = 1; i <= typed.length; i++) {
-        const char a = lower(typed.data[i - 1]);
-        row[0] = i;
-        for (size_t j = 1; j <= word_length; j++) {
-            size_t best = above[j - 1] + (a != word[j - 1]);
-            if (above[j] + 1 < best)
-                best = above[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            const bool swapped = i > 1 && j > 1 && a == word[j - 2] && lower(typed.data[i - 2]) == word[j - 1];
-            if (swapped && before[j - 2] + 1 < best)
-                best = before[j - 2] + 1;
-            row[j] = best;
-        }
-        memcpy(before, above, sizeof before);
-        memcpy(above, row, sizeof above);
-    }
-    return above[word_length];
-}
-
 /* The word that was probably meant, or NULL. One- and two-letter words are near to everything and never offered. */
 typedef struct tg_guess {
     const char *word;
-    size_t slips;
+    unsigned slips;
 } tg_guess;
 
 static void
 consider(tg_guess *guess, tg_text typed, const char *word)
 {
     const size_t length = strlen(word);
-    if (length < 3 || typed.length < 3 || typed.length > WORD_BYTES_MAX)
+    const unsigned most = length < 5 ? 1 : 2;
+    if (length < 3 || typed.length < 3)
         return;
-    const size_t distance = slips(typed, word);
-    if (distance <= (length < 5 ? 1u : 2u) && (!guess->word || distance < guess->slips))
+    const unsigned distance = tg__word_distance(typed, (tg_text){ word, length }, most);
+    if (distance <= most && (!guess->word || distance < guess->slips))
         *guess = (tg_guess){ word, distance };
 }
 
@@ -240,8 +207,7 @@ is_digit(char c)
 static bool
 is_letter(char c)
 {
-    const char l = lower(c);
-    return (l >= 'a' && l <= 'z') || c == '_';
+    return ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || c == '_';
 }
 
 static bool

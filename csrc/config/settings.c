@@ -2,7 +2,7 @@
  * Must not enter: rules, identities, matching. */
 #include "config/reader.h"
 
-#include "config/config_words.h"
+#include "base/words.h"
 
 static tg_status
 read_failures(const tg_reader *r, const tg_node *on_failure, const tg_node *on_full, const tg_node *missing,

@@ -1,12 +1,13 @@
 /* What a rules file says that is allowed but hardly meant. Each warning is sound: where it is not sure it is silent.
  * Must not enter: what is wrong outright (config/ refuses that), stores that would have to be asked. */
-#include "core/core.h"
+#include "core/gate.h"
 
 #include "config/config.h"
 #include "config/yaml_tree.h"
 #include "core/criteria.h"
 #include "identity/address.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,21 +125,30 @@ never_bites(const tg_rule *rule, const tg_rule *other)
            (tg_u128)other->limit * rule->period_us <= (tg_u128)rule->limit * other->period_us;
 }
 
+/* The rules of a policy, or of one plan of it, and where they stand. */
+typedef struct rule_list {
+    const tg_rule *rules;
+    size_t count;
+    const tg_node *at;
+    const char *of; /* "", or " for plan " and then its name */
+    const char *plan;
+} rule_list;
+
 static void
-check_rules(checker *c, const tg_policy *policy)
+check_rules(checker *c, const tg_policy *policy, const rule_list *list)
 {
     char one[TG_RULE_TEXT_MAX], other[TG_RULE_TEXT_MAX];
-    for (size_t i = 0; i < policy->rule_count; i++)
-        for (size_t j = 0; j < policy->rule_count; j++) {
-            if (i == j || !never_bites(&policy->rules[i], &policy->rules[j]) ||
-                (j > i && never_bites(&policy->rules[j], &policy->rules[i])))
+    const tg_rule *rules = list->rules;
+    for (size_t i = 0; i < list->count; i++)
+        for (size_t j = 0; j < list->count; j++) {
+            if (i == j || !never_bites(&rules[i], &rules[j]) || (j > i && never_bites(&rules[j], &rules[i])))
                 continue; /* of two that come to the same the second is named */
-            tg_rule_text(&policy->rules[i], one);
-            tg_rule_text(&policy->rules[j], other);
-            warn(c, "never-bites", child(policy_node(c, policy), "rules"), policy->line,
-                 "policy \"%s\": \"%s\" never refuses anything that \"%s\" lets through; drop it, or one of the two is "
+            tg_rule_text(&rules[i], one);
+            tg_rule_text(&rules[j], other);
+            warn(c, "never-bites", list->at, policy->line,
+                 "policy \"%s\"%s%s: \"%s\" never refuses anything that \"%s\" lets through; drop it, or one of the two is "
                  "mistyped",
-                 policy->name, one, other);
+                 policy->name, list->of, list->plan, one, other);
             break;
         }
 }
@@ -317,6 +327,7 @@ static const struct {
     { "flask", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_ROUTE | TG_FACE_RESPONSE },
     { "wsgi", TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_RESPONSE },
     { "fcgi", TG_FACE_KNOWN | TG_FACE_USER },
+    { "fcgi-relay", TG_FACE_KNOWN | TG_FACE_USER | TG_FACE_BODY | TG_FACE_RESPONSE },
     { "fcgi-auth", TG_FACE_KNOWN | TG_FACE_USER },
     { "cgi", TG_FACE_KNOWN | TG_FACE_USER },
 };
@@ -386,21 +397,42 @@ check_proxies(checker *c)
 /* ---- what the store remembers ---- */
 
 static void
-check_memory(checker *c, const tg_policy *policy)
+check_memory(checker *c, const tg_policy *policy, const rule_list *list)
 {
     const bool memory = strncmp(c->store, "memory:", 7) == 0, shared = strncmp(c->store, "shared:", 7) == 0;
     const uint64_t remembers_us = memory ? DAY_US : 7 * DAY_US;
     char rule[TG_RULE_TEXT_MAX];
-    for (size_t i = 0; i < policy->rule_count && (memory || shared); i++) {
-        if (policy->rules[i].period_us <= remembers_us)
+    for (size_t i = 0; i < list->count && (memory || shared); i++) {
+        if (list->rules[i].period_us <= remembers_us)
             continue;
-        tg_rule_text(&policy->rules[i], rule);
-        warn(c, "forgets-before", child(policy_node(c, policy), "rules"), policy->line,
-             memory ? "policy \"%s\": \"%s\" outlasts what memory:// remembers: it begins anew with each start of the "
+        tg_rule_text(&list->rules[i], rule);
+        warn(c, "forgets-before", list->at, policy->line,
+             memory ? "policy \"%s\"%s%s: \"%s\" outlasts what memory:// remembers: it begins anew with each start of the "
                       "process"
-                    : "policy \"%s\": \"%s\" outlasts what shared:// remembers: it begins anew with each boot of the host",
-             policy->name, rule);
+                    : "policy \"%s\"%s%s: \"%s\" outlasts what shared:// remembers: it begins anew with each boot of the host",
+             policy->name, list->of, list->plan, rule);
         break;
+    }
+}
+
+/* What is said of rules, of the policy's own and of those of its plans; a default plan's are its own too. */
+static void
+check_all_rules(checker *c, const tg_policy *policy)
+{
+    const tg_node *node = policy_node(c, policy), *plans = child(node, "plans");
+    tg_rule rules[TG_RULES_MAX];
+    rule_list list = { policy->rules, policy->rule_count, child(node, "rules"), "", "" };
+    if (policy->rule_place[0].line) {
+        check_rules(c, policy, &list);
+        check_memory(c, policy, &list);
+    }
+    for (size_t i = 0; i < policy->plan_count; i++) {
+        const tg_plan *plan = &policy->plans[i];
+        if (tg_rules_parse(tg_text_of(plan->rules_text), TG_ALGORITHM_DEFAULT, rules, &list.count, NULL) != TG_OK)
+            continue; /* it was read so */
+        list = (rule_list){ rules, list.count, child(plans, plan->name.data), " for plan ", plan->name.data };
+        check_rules(c, policy, &list);
+        check_memory(c, policy, &list);
     }
 }
 
@@ -449,6 +481,84 @@ in_order(const void *left, const void *right)
     return strcmp(a->message, b->message);
 }
 
+static tg_status
+open_config(const tg_check_options *options, tg_config **config, tg_error *error)
+{
+    char path[4096];
+    tg_text named = options->path.length ? options->path : tg_text_of(getenv("TIDEGATE_CONFIG"));
+    if (named.length == 0)
+        return tg__error(error, TG_E_CONFIG, "no rules file: give its path, or set TIDEGATE_CONFIG");
+    if (named.length >= sizeof path || memchr(named.data, '\0', named.length))
+        return tg__error(error, TG_E_CONFIG, "the path of the rules file is over %zu bytes long, or holds a NUL byte",
+                         sizeof path - 1);
+    memcpy(path, named.data, named.length);
+    path[named.length] = '\0';
+    return tg__config_read(path, config, error);
+}
+
+/* As a gate chooses it; `given` is room for what the options name. */
+static const char *
+chosen_store(const tg_check_options *options, const tg_config *config, char *given, size_t size)
+{
+    const char *variable = getenv("TIDEGATE_STORE");
+    snprintf(given, size, "%.*s", (int)options->store.length, options->store.data ? options->store.data : "");
+    return given[0]                   ? given
+           : variable && variable[0]  ? variable
+           : config->store            ? config->store
+                                      : "shared://default";
+}
+
+/* That the store's address is one; told at its line where the file names it. */
+static tg_status
+check_store(const tg_config *config, const char *store, tg_error *error)
+{
+    tg_error fault;
+    const tg_status status = tg__store_check_address(tg_text_of(store), NULL, &fault);
+    if (status == TG_OK || !error)
+        return status;
+    *error = fault;
+    if (store == config->store && config->store_line) {
+        tg__error(error, fault.status, "%s:%u:1: %s", config->store_file, config->store_line, fault.message);
+        error->line = config->store_line;
+        error->column = 1;
+    }
+    return status;
+}
+
+/* What the store itself says, and what it says of itself, as warnings. One that is not there yet says nothing. */
+static tg_status
+check_live(checker *c, const tg_config *config, tg_error *error)
+{
+    const tg_store_options options = { .existing = true };
+    tg_store *store = NULL;
+    tg_notice notice;
+    tg_error fault;
+    while (tg_notice_take(&notice))
+        continue; /* not of this file */
+    const tg_status status = tg_store_open(tg_text_of(c->store), &options, &store, &fault);
+    if (status != TG_OK && !(status == TG_E_SYSTEM && fault.system_error == ENOENT)) {
+        if (error)
+            *error = fault;
+        return status;
+    }
+    const tg_status fits = store ? tg__config_check(config, 0, store, (tg_text){ NULL, 0 }, error) : TG_OK;
+    if (fits != TG_OK) { /* the table is there, and smaller than its address says now */
+        tg_store_close(store);
+        return fits;
+    }
+    if (store && store->ops->examine && store->ops->examine(store, &fault) != TG_OK)
+        tg__notice("store-unchecked", "%.400s", fault.message);
+    const unsigned line = c->store == config->store ? config->store_line : 0;
+    while (tg_notice_take(&notice)) {
+        if (strcmp(notice.code, "store-failing") == 0)
+            warn(c, notice.code, NULL, line, "the store does not answer, so nothing more is known of it: %.380s", notice.message);
+        else
+            warn(c, notice.code, NULL, line, "%s", notice.message);
+    }
+    tg_store_close(store);
+    return TG_OK;
+}
+
 tg_status
 tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error)
 {
@@ -459,43 +569,42 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         if (tg__text_is(options->face, faces[i].word))
             known = faces[i].bits;
     if (options->face.length && !known)
-        return tg__error(error, TG_E_ARG, "found the face \"%s\", expected asgi, flask, wsgi, fcgi, fcgi-auth or cgi",
+        return tg__error(error, TG_E_ARG,
+                         "found the face \"%s\", expected asgi, flask, wsgi, fcgi, fcgi-auth, fcgi-relay or cgi",
                          tg__text_show(options->face, shown, sizeof shown));
 
-    /* As a gate reads it, over a store that nobody else has: what a table could never hold is a fault of the file too. */
-    tg_gate *gate;
-    const tg_gate_options gate_options = { .path = options->path, .store = tg_text_of("memory://tidegate-check"),
-                                           .faces = known, .unwatched = true };
-    tg_status status = tg_gate_open(&gate_options, &gate, error);
+    tg_config *config = NULL;
+    tg_status status = open_config(options, &config, error);
     if (status != TG_OK)
         return status;
-    const tg_held held = tg__gate_hold(gate);
-    c.config = held.config;
+    c.config = config;
     c.known = known;
-    snprintf(path, sizeof path, "%.*s", (int)options->store.length, options->store.data ? options->store.data : "");
-    const char *variable = getenv("TIDEGATE_STORE");
-    c.store = path[0]                      ? path
-              : variable && variable[0]    ? variable
-              : c.config->store            ? c.config->store
-                                           : "shared://default";
+    c.store = chosen_store(options, config, path, sizeof path);
+    status = check_store(config, c.store, error);
+    if (status == TG_OK)
+        status = tg__config_check(config, known, NULL, tg_text_of(c.store), error);
+    if (status != TG_OK) {
+        tg__config_close(config);
+        return status;
+    }
     tg_arena arena = { 0 };
     char *text;
     read_tree(&c, &arena, &text);
     check_proxies(&c);
     for (size_t i = 0; i < c.config->policy_count; i++) {
         const tg_policy *policy = &c.config->policies[i];
-        check_rules(&c, policy);
+        check_all_rules(&c, policy);
         check_shadowed(&c, i);
         check_by(&c, policy);
-        check_memory(&c, policy);
         check_pause(&c, policy);
     }
+    if (options->live)
+        status = check_live(&c, config, error);
     *count = c.count;
     if (c.count > 0 && room > 0)
         qsort(warnings, c.count < room ? c.count : room, sizeof *warnings, in_order);
     tg__arena_free(&arena);
     free(text);
-    tg__gate_let_go(gate, &held);
-    tg_gate_close(gate);
-    return TG_OK;
+    tg__config_close(config);
+    return status;
 }

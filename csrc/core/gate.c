@@ -53,7 +53,9 @@ struct tg_gate {
     _Atomic int reloading; /* pid of the process that holds the reload lock; 0: nobody */
     bool watched;
     _Atomic uint64_t next_look_us; /* at the file: CLOCK_MONOTONIC_COARSE */
-    stamp read, seen; /* of the files: when last read, and at the last look. Under the reload lock */
+    /* The files of the last reading, also where it was refused: what may have to change. Under the reload lock. */
+    tg_files files;
+    stamp read, seen; /* of them: when last read, and at the last look */
 };
 
 /* ---- pins ---- */
@@ -262,23 +264,66 @@ face_error(const tg_policy *policy, tg_place place, const char *what, tg_error *
 
 /* A policy that asks for what the face cannot know would be read and never bite. */
 static tg_status
-check_face(const tg_gate *gate, const tg_policy *policy, const tg_limiter *limiter, tg_error *error)
+check_face(unsigned faces, const tg_policy *policy, tg_error *error)
 {
-    if (gate->faces == 0)
-        return TG_OK;
-    for (size_t i = 0; i < limiter->by_count; i++) {
-        const char *unknown = tg__by_unknown(limiter->by[i], gate->faces);
+    for (size_t i = 0; i < policy->by_count; i++) {
+        tg_by *by;
         char what[TG_NAME_BYTES_MAX + 3];
-        if (!unknown)
-            continue;
-        snprintf(what, sizeof what, "\"%s\"", unknown);
-        return face_error(policy, policy->by_place[i], what, error);
+        const tg_status status = tg__by_parse(policy->by[i], &by, error);
+        if (status != TG_OK)
+            return status;
+        const char *unknown = tg__by_unknown(by, faces);
+        if (unknown)
+            snprintf(what, sizeof what, "\"%s\"", unknown);
+        tg__by_close(by);
+        if (unknown)
+            return face_error(policy, policy->by_place[i], what, error);
     }
-    if (policy->route_place.line && !(gate->faces & TG_FACE_ROUTE))
+    if (policy->route_place.line && !(faces & TG_FACE_ROUTE))
         return face_error(policy, policy->route_place, "the route", error);
-    if (policy->settle_place.line && !(gate->faces & TG_FACE_RESPONSE))
+    if (policy->settle_place.line && !(faces & TG_FACE_RESPONSE))
         return face_error(policy, policy->settle_place, "what is answered", error);
     return TG_OK;
+}
+
+/* What the store could never hold is a fault of the file, told at the rule. `store` NULL: as its address tells. */
+static tg_status
+check_fit(const tg_policy *policy, const char *rules_text, const tg_place *places, bool each, tg_store *store, tg_text uri,
+          tg_error *error)
+{
+    tg_rule rules[TG_RULES_MAX];
+    size_t count;
+    tg_status status = tg_rules_parse(tg_text_of(rules_text), TG_ALGORITHM_DEFAULT, rules, &count, error);
+    for (size_t i = 0; status == TG_OK && i < count; i++) {
+        tg_error fault;
+        const tg_place place = places[each ? i : 0];
+        status = store ? store->ops->admit_rule(store, &rules[i], &fault) : tg__store_check_address(uri, &rules[i], &fault);
+        if (status != TG_E_RULE)
+            continue; /* an address that is wrong is told when it is opened */
+        status = tg__error(error, TG_E_CONFIG, "%s:%u:%u: policy \"%s\": %s", policy->file, place.line, place.column,
+                           policy->name, fault.message);
+        if (error) {
+            error->line = place.line;
+            error->column = place.column;
+        }
+    }
+    return status;
+}
+
+tg_status
+tg__config_check(const tg_config *config, unsigned faces, tg_store *store, tg_text uri, tg_error *error)
+{
+    tg_status status = TG_OK;
+    for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
+        const tg_policy *policy = &config->policies[i];
+        if (faces)
+            status = check_face(faces, policy, error);
+        if (status == TG_OK && policy->rule_place[0].line) /* else they are those of a plan */
+            status = check_fit(policy, policy->rules_text, policy->rule_place, true, store, uri, error);
+        for (size_t k = 0; status == TG_OK && k < policy->plan_count; k++)
+            status = check_fit(policy, policy->plans[k].rules_text, &policy->plans[k].place, false, store, uri, error);
+    }
+    return status;
 }
 
 /* All limiters of a policy. What is made is the snapshot's, also on failure. */
@@ -288,8 +333,6 @@ prepare_policy(tg_gate *gate, tg_snapshot *made, size_t at, tg_error *error)
     const tg_policy *policy = &made->config->policies[at];
     tg_status status = open_policy(gate, made->config, made->client, policy, policy->rules_text, &made->limiters[at],
                                    error);
-    if (status == TG_OK)
-        status = check_face(gate, policy, made->limiters[at], error);
     if (status != TG_OK || policy->plan_count == 0)
         return status;
     made->plans[at] = calloc(policy->plan_count, sizeof *made->plans[at]);
@@ -345,7 +388,7 @@ check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
         return TG_OK;
     tg__error(error, TG_E_CONFIG,
               "%s:%u:1: the store cannot change while running: it is \"%s\", found \"%s\"; restart to count there",
-              config->path, config->store_line ? config->store_line : 1,
+              config->store_file ? config->store_file : config->path, config->store_line ? config->store_line : 1,
               tg__text_show(tg_text_of(gate->store_uri), before, sizeof before),
               tg__text_show(tg_text_of(store_of(config)), since, sizeof since));
     if (error) {
@@ -366,6 +409,11 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
         return tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
     }
     made->config = config;
+    status = tg__config_check(config, gate->faces, gate->store, (tg_text){ NULL, 0 }, error);
+    if (status != TG_OK) {
+        snapshot_close(made);
+        return status;
+    }
     made->limiters = calloc(config->policy_count + 1, sizeof(tg_limiter *));
     made->plans = calloc(config->policy_count + 1, sizeof(tg_limiter **));
     made->logged = calloc(config->policy_count + 1, sizeof *made->logged);
@@ -403,19 +451,20 @@ stamp_of_marks(uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS], size_t count)
 
 /* As the files are now: the file and those that it includes. */
 static stamp
-look_at_files(const tg_config *config)
+look_at_files(const tg_files *files)
 {
     uint64_t marks[TG_CONFIG_FILES_MAX][TG_MARKS];
     struct timespec today;
     bool settled = true, there = true;
     clock_gettime(CLOCK_REALTIME, &today);
-    for (size_t i = 0; i < config->file_count; i++) {
+    for (size_t i = 0; i < files->count; i++) {
         struct stat found = { 0 };
-        there &= stat(config->files[i], &found) == 0;
+        const bool was_there = files->marks[i][1] != 0; /* an inode */
+        there &= stat(files->paths[i], &found) == 0 || !was_there;
         tg__config_mark(&found, marks[i]);
         settled &= found.st_mtim.tv_sec + 1 < today.tv_sec;
     }
-    stamp made = stamp_of_marks(marks, config->file_count);
+    stamp made = stamp_of_marks(marks, files->count);
     made.settled = settled;
     made.there = there;
     return made;
@@ -461,18 +510,26 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
     gate->store_uri = strndup(chosen.data, chosen.length);
     if (!gate->store_uri)
         return tg__error(error, TG_E_NOMEM, "the store's name");
-    const tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us,
-                                             .existing = options->look };
+    tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us, .existing = true };
     tg_error fault;
     tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
-    if (options->look && fault_is_absence(status, &fault)) {
-        gate->stands_in = true;
-        status = tg_store_open(tg_text_of("memory://tidegate-look"), &store_options, &gate->store, &fault);
+    if (fault_is_absence(status, &fault)) {
+        gate->stands_in = options->look;
+        store_options.existing = options->look;
+        /* A start that its rules refuse leaves no table behind. */
+        status = options->look ? TG_OK : tg__config_check(config, gate->faces, NULL, chosen, error);
+        if (status != TG_OK)
+            return status;
+        status = tg_store_open(options->look ? tg_text_of("memory://tidegate-look") : chosen, &store_options, &gate->store,
+                               &fault);
     }
+    const bool is_fault_of_settings = status == TG_E_CONFIG || status == TG_E_UNSUPPORTED || status == TG_E_ARG;
+    if (status != TG_OK && options->starts_anyway && !is_fault_of_settings)
+        status = tg__silent_open(gate->store_uri, options->clock, &fault, &gate->store, &fault);
     if (status != TG_OK && error) {
         *error = fault;
         if (gate->store_from_file && config->store_line) {
-            snprintf(error->message, sizeof error->message, "%s:%u:1: %.*s", config->path, config->store_line,
+            snprintf(error->message, sizeof error->message, "%s:%u:1: %.*s", config->store_file, config->store_line,
                      (int)(sizeof error->message / 2), fault.message);
             error->line = config->store_line;
             error->column = 1;
@@ -489,7 +546,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
     gate->faces = options->faces;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
-        status = tg__config_read(gate->path, &config, error);
+        status = tg__config_read_files(gate->path, &config, &gate->files, error);
     if (status != TG_OK)
         return status;
     status = open_store(gate, options, config, error);
@@ -503,7 +560,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
     atomic_store(&gate->slots[0].held, first); /* slot 0 is what the word says from the beginning */
     gate->first_client = first->client;
     gate->watched = !options->unwatched && !options->look;
-    gate->read = gate->seen = stamp_of_marks(first->config->marks, first->config->file_count);
+    gate->read = gate->seen = stamp_of_marks(gate->files.marks, gate->files.count);
     atomic_store(&gate->generation, 1);
     return TG_OK;
 }
@@ -537,6 +594,7 @@ tg_gate_close(tg_gate *gate)
         free(entry);
     }
     tg_store_close(gate->store);
+    tg__files_close(&gate->files);
     free(gate->store_uri);
     free(gate->path);
     free(gate);
@@ -546,12 +604,6 @@ tg_gate_close(tg_gate *gate)
 
 #define LOOK_EVERY_US UINT64_C(1000000)
 
-static const tg_config *
-config_in_force(tg_gate *gate)
-{
-    return atomic_load(&gate->slots[slot_of(atomic_load(&gate->in_force))].held)->config; /* under the reload lock */
-}
-
 static tg_status reload(tg_gate *gate, tg_error *error);
 
 /* Reads the file again if it is another. One that was written a moment ago is left until it has rested for a second, or
@@ -560,19 +612,19 @@ static void
 read_if_changed(tg_gate *gate)
 {
     tg_error error;
-    const stamp now = look_at_files(config_in_force(gate));
+    const stamp now = look_at_files(&gate->files);
     const bool rests = now.settled || same_stamp(&now, &gate->seen);
     gate->seen = now;
     if (!now.there || same_stamp(&now, &gate->read) || !rests)
         return; /* a file that is gone for a moment is on its way */
-    if (reload(gate, &error) == TG_OK)
+    const tg_status status = reload(gate, &error);
+    if (status == TG_E_NOMEM)
+        gate->read = now; /* said once, not once a second */
+    if (status == TG_OK)
         tg__notice("rules-read", "%s has changed and is in force from now on", gate->path);
     else
         tg__notice("rules-refused", "%s has changed and is refused, the rules before it stay in force: %s", gate->path,
                    error.message);
-    if (same_stamp(&gate->read, &now))
-        return;
-    gate->read = now; /* refused: said once, not once a second */
 }
 
 /* Once a second at most, by whichever request comes by; nobody waits for it. */
@@ -607,7 +659,15 @@ reload(tg_gate *gate, tg_error *error)
 {
     tg_config *config = NULL;
     tg_snapshot *made = NULL;
-    tg_status status = tg__config_read(gate->path, &config, error);
+    tg_files files;
+    tg_status status = tg__config_read_files(gate->path, &config, &files, error);
+    if (status != TG_E_NOMEM) { /* also of a reading that is refused: said once, not once a second */
+        tg__files_close(&gate->files);
+        gate->files = files;
+        gate->read = stamp_of_marks(files.marks, files.count);
+    } else {
+        tg__files_close(&files);
+    }
     if (status == TG_OK) {
         status = check_store(gate, config, error);
         if (status == TG_OK)
@@ -617,13 +677,10 @@ reload(tg_gate *gate, tg_error *error)
     }
     if (status == TG_OK) {
         collect(gate);
-        const stamp read = stamp_of_marks(made->config->marks, made->config->file_count);
         if (!publish(gate, made)) {
             snapshot_close(made);
             status = tg__error(error, TG_E_SYSTEM, "%s: %d earlier readings are still judging requests: try again",
                                gate->path, SLOTS - 1);
-        } else {
-            gate->read = read;
         }
         collect(gate);
     }

@@ -27,6 +27,10 @@ typedef struct tg_snapshot {
     bool simple;             /* no policy does more than judge: the short way */
 } tg_snapshot;
 
+/* gate.c: whether the face can know what the policies ask for, and the store hold their rules (NULL: as its address tells).
+ * `faces` 0: not said. Opens nothing. */
+tg_status tg__config_check(const tg_config *config, unsigned faces, tg_store *store, tg_text uri, tg_error *error);
+
 /* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
 tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                              const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
@@ -40,7 +44,7 @@ void tg__gate_unpin(tg_gate *gate, size_t pinned);
 typedef struct tg_settling {
     tg_decision *decision; /* the caller's, to be marked */
     uint64_t costs[TG_TARGETS_MAX]; /* of each result, as the response says */
-    enum { TG_SETTLE_BEGINS, TG_SETTLE_TAKES, TG_SETTLE_TAKES_REST, TG_SETTLE_GIVES } phase;
+    enum { TG_SETTLE_BEGINS, TG_SETTLE_TAKES, TG_SETTLE_GIVES } phase;
     size_t at; /* the result of which more is taken */
     /* The question. */
     tg_op op;

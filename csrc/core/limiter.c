@@ -460,11 +460,13 @@ decide_later(tg_inquiry *inquiry, tg_limiter *const *limiters, size_t limiter_co
 
 static inline __attribute__((always_inline)) tg_status
 hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
-            tg_decision *decision, tg_error *error)
+            uint64_t patience_us, tg_decision *decision, tg_error *error)
 {
     tg_target_list plan;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, decision, error);
     if (status == TG_OK) {
+        for (size_t i = 0; patience_us > 0 && i < plan.count; i++)
+            plan.targets[i].patience_us = patience_us;
         tg_counter *const line = decide(&limiter, 1, op, &plan, decision);
         if (line)
             tg__metric_add(line, tg__metric_of(decision));
@@ -476,14 +478,24 @@ tg_status
 tg_limiter_hit(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                tg_decision *decision, tg_error *error)
 {
-    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, decision, error);
+    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, 0, decision, error);
+}
+
+tg_status
+tg_limiter_hit_within(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                      uint64_t patience_us, tg_decision *decision, tg_error *error)
+{
+    if (patience_us > TG_WAIT_US_MAX)
+        return tg__error(error, TG_E_ARG, "a patience is at most %" PRIu64 " us, not %" PRIu64, TG_WAIT_US_MAX,
+                         patience_us);
+    return hit_or_peek(limiter, TG_OP_HIT, dimensions, dimension_count, cost, patience_us, decision, error);
 }
 
 tg_status
 tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                 tg_decision *decision, tg_error *error)
 {
-    return hit_or_peek(limiter, TG_OP_PEEK, dimensions, dimension_count, cost, decision, error);
+    return hit_or_peek(limiter, TG_OP_PEEK, dimensions, dimension_count, cost, 0, decision, error);
 }
 
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
@@ -499,10 +511,28 @@ administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t
     return limiter->store->ops->apply(limiter->store, op, plan.targets, plan.count, NULL, NULL, error);
 }
 
+/* While an override stands, what the limiter's own rules have counted is forgotten besides: it would hold again afterwards. */
+static __attribute__((noinline)) tg_status
+reset_own(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    tg_target_list plan;
+    tg_decision decision;
+    size_t count = 0;
+    const tg_status status = compose(limiter, dimensions, dimension_count, 0, &plan, &decision, error);
+    for (size_t i = 0; status == TG_OK && i < decision.identity_count; i++)
+        for (size_t k = 0; k < limiter->rule_count && count < TG_TARGETS_MAX; k++)
+            targets[count++] = (tg_target){ .rule = &limiter->rules[k], .identity = &decision.identities[i] };
+    return status == TG_OK ? limiter->store->ops->apply(limiter->store, TG_OP_RESET, targets, count, NULL, NULL, error)
+                           : status;
+}
+
 tg_status
 tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
 {
-    return administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
+    const tg_status status = administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
+    return status == TG_OK && tg__overrides_any(limiter->store) ? reset_own(limiter, dimensions, dimension_count, error)
+                                                                : status;
 }
 
 tg_status
@@ -533,6 +563,7 @@ tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX
             .cost = result->cost,
             .stamp_us = result->stamp_us,
             .own = true,
+            .overflow = result->overflow,
         };
     }
     return count;

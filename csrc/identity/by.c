@@ -1,5 +1,6 @@
 /* `by`: which parts of a request make an identity.
  * Must not enter: rules, stores, what becomes of a missing part. Allocates in tg__by_parse only. */
+#include "base/words.h"
 #include "identity/identity.h"
 
 #include "identity/client.h"
@@ -23,7 +24,8 @@ typedef enum part_kind {
     KIND_COOKIE,
     KIND_QUERY,
     KIND_FORM,
-    KIND_JSON
+    KIND_JSON,
+    KIND_KEY
 } part_kind;
 
 static const struct {
@@ -42,10 +44,11 @@ static const struct {
     { "query:", KIND_QUERY },
     { "form:", KIND_FORM },
     { "json:", KIND_JSON },
+    { "key:", KIND_KEY }, /* the application says it */
 };
 #define KINDS_SHOWN                                                                                                    \
     "ip, user, route, path, method, host, api_key, fingerprint, header:NAME, cookie:NAME, query:NAME, form:NAME, "      \
-    "json:NAME"
+    "json:NAME, key:NAME"
 
 typedef struct part {
     part_kind kind;
@@ -91,6 +94,27 @@ is_name(tg_text name)
     return name.length > 0;
 }
 
+/* What was probably meant: a kind, or one that stands before a name. */
+static const char *
+nearest_kind(tg_text word)
+{
+    static const char *const whole[] = { "user", "route", "path", "method", "host", "api_key", "fingerprint", NULL };
+    static const char *const before_names[] = { "header", "cookie", "query", "form", "json", "key", NULL };
+    static const char *const with_names[] = { "header:NAME", "cookie:NAME", "query:NAME", "form:NAME", "json:NAME", "key:NAME" };
+    const char *colon = memchr(word.data, ':', word.length);
+    if (!colon) {
+        const char *near = tg__word_nearest(word, whole);
+        if (near)
+            return near;
+    }
+    const tg_text head = { word.data, colon ? (size_t)(colon - word.data) : word.length };
+    const char *near = tg__word_nearest(head, before_names);
+    for (size_t i = 0; near && before_names[i]; i++)
+        if (near == before_names[i])
+            return with_names[i];
+    return NULL;
+}
+
 static tg_status
 parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
 {
@@ -131,6 +155,9 @@ parse_part(tg_text whole, tg_text word, part *into, tg_error *error)
         into->name = (tg_text){ into->text + prefix, word.length - prefix };
         return TG_OK;
     }
+    const char *near = nearest_kind(word);
+    if (near)
+        return word_error(error, whole, word, "by: unknown kind \"%s\": did you mean \"%s\"?", near);
     return word_error(error, whole, word, "by: unknown kind \"%s\": expected one of %s, joined by '+', or alternatives "
                                           "separated by '|'",
                       KINDS_SHOWN);
@@ -260,6 +287,7 @@ face_knows(const alternative *one, unsigned faces)
         const unsigned needed = is_of_body(&one->parts[i])          ? TG_FACE_BODY
                                 : one->parts[i].kind == KIND_USER  ? TG_FACE_USER
                                 : one->parts[i].kind == KIND_ROUTE ? TG_FACE_ROUTE
+                                : one->parts[i].kind == KIND_KEY   ? TG_FACE_KEYS
                                                                    : 0;
         if (needed & ~faces)
             return false;
@@ -300,6 +328,17 @@ present(tg_text text, tg_text *value)
 /* ---- from a request ---- */
 
 static bool
+key_value(const tg_request *request, tg_text name, tg_text *value)
+{
+    for (size_t i = 0; i < request->key_count; i++) {
+        const tg_text kind = request->keys[i].kind;
+        if (kind.length == name.length && memcmp(kind.data, name.data, name.length) == 0)
+            return present(request->keys[i].value, value);
+    }
+    return false;
+}
+
+static bool
 value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, char *room,
                  tg_text *value)
 {
@@ -330,6 +369,8 @@ value_of_request(const part *wanted, const tg_client *client, const tg_request *
         return tg__form_value(request, wanted->name, room, value);
     case KIND_JSON:
         return tg__json_value(request, wanted->name, room, value);
+    case KIND_KEY:
+        return key_value(request, wanted->name, value);
     case KIND_API_KEY:
         *value = (tg_text){ room, TG_DIGEST_BYTES };
         return tg__api_key(request, (uint8_t *)room);
@@ -385,6 +426,7 @@ value_of_values(const part *wanted, const tg_client *client, const tg_part *valu
     case KIND_QUERY:
     case KIND_FORM:
     case KIND_JSON:
+    case KIND_KEY:
         break;
     }
     return found ? TG_OK : TG_E_IDENTITY;

@@ -9,6 +9,20 @@ log_now(const tg_sight *sight, uint64_t now_us)
     return sight->log.newest_us >= 0 && (uint64_t)sight->log.newest_us > now_us ? (uint64_t)sight->log.newest_us : now_us;
 }
 
+static tg_terms
+terms_of(const tg_target *target)
+{
+    return (tg_terms){ .patience_us = target->patience_us, .forced = target->forced && !target->charged };
+}
+
+/* What a hit takes of a log. */
+static uint64_t
+log_cost(const tg_target *target, const tg_sight *sight)
+{
+    const uint64_t room = sight->log.units < TG_LOG_HELD_MAX ? TG_LOG_HELD_MAX - sight->log.units : 0;
+    return terms_of(target).forced && target->cost > room ? room : target->cost;
+}
+
 /* The log's, from what was found in it. */
 static tg_verdict
 log_verdict(const tg_target *target, const tg_sight *sight, uint64_t now_us)
@@ -18,12 +32,14 @@ log_verdict(const tg_target *target, const tg_sight *sight, uint64_t now_us)
     const uint64_t own = !target->charged ? 0 : target->cost < sight->log.units ? target->cost : sight->log.units;
     const uint64_t used = sight->log.units - own;
     const uint64_t room = rule->limit > used ? rule->limit - used : 0;
-    tg_verdict verdict = { .allowed = target->cost <= room, .remaining = room, .stamp_us = now_us };
+    const bool forced = terms_of(target).forced;
+    const uint64_t cost = log_cost(target, sight);
+    tg_verdict verdict = { .allowed = forced || cost <= room, .remaining = room, .stamp_us = now_us };
     if (sight->log.last_us >= 0)
         verdict.reset_after_us = (uint64_t)sight->log.last_us + rule->period_us - now_us;
     if (verdict.allowed) {
-        verdict.remaining = room - target->cost;
-        if (target->cost > 0 && !target->charged)
+        verdict.remaining = room > cost ? room - cost : 0;
+        if (cost > 0 && !target->charged)
             verdict.reset_after_us = rule->period_us;
     } else {
         verdict.retry_after_us = target->cost > rule->limit
@@ -58,6 +74,11 @@ verdict_of(const tg_target *target, const tg_sight *sight, uint64_t now_us, tg_s
     *next = sight->state;
     if (target->charged)
         return tg__decide_charged(target->rule, &sight->state, now_us, target->cost);
+    if (target->forced || target->patience_us > 0) {
+        tg_verdict verdict;
+        tg__decide_on_terms(target->rule, &sight->state, now_us, target->cost, terms_of(target), next, &verdict);
+        return verdict;
+    }
     return tg__decide(target->rule, &sight->state, now_us, target->cost, next);
 }
 
@@ -69,7 +90,7 @@ taken_from(const tg_target *target, const tg_sight *sight, const tg_state *next,
     if (target->rule->algorithm == TG_SLIDING_LOG) {
         if (sight->log.newest_us < (int64_t)now_us)
             after.log.newest_us = (int64_t)now_us;
-        after.log.units += target->cost;
+        after.log.units += log_cost(target, sight);
         after.log.last_us = after.log.newest_us;
     } else {
         after.state = *next;
@@ -117,6 +138,7 @@ tg__sights_tell(tg_op op, const tg_target *targets, const uint8_t *first_of, siz
         tg_result *result = &results[i];
         result->allowed = verdict->allowed;
         result->charged = charged;
+        result->overflow = false;
         result->remaining = verdict->remaining;
         result->retry_after_us = verdict->retry_after_us;
         result->reset_after_us = verdict->reset_after_us;

@@ -88,37 +88,67 @@ parse_uri(tg_text text, tg_store_uri *uri, tg_error *error)
     return TG_OK;
 }
 
+static const struct kind {
+    const char *scheme;
+    tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
+    tg_status (*check)(const tg_store_uri *, const tg_rule *, tg_error *);
+} kinds[] = {
+    { "memory", tg__table_open, tg__table_check_address },         { "shared", tg__table_open, tg__table_check_address },
+    { "redis", tg__redis_open, tg__redis_check_address },          { "rediss", tg__redis_open, tg__redis_check_address },
+    { "redis+unix", tg__redis_open, tg__redis_check_address },     { "redis+sentinel", tg__redis_open, tg__redis_check_address },
+    { "redis+cluster", tg__redis_open, tg__redis_check_address },  { "rediss+cluster", tg__redis_open, tg__redis_check_address },
+    { "rediss+sentinel", tg__redis_open, tg__redis_check_address },
+};
+
+/* `tiered`: the scheme has that in front, which is then cut off. */
 static tg_status
-construct(tg_text text, const tg_store_options *options, tg_store **store, tg_error *error)
+find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, bool *with_tiers, tg_error *error)
 {
-    static const struct {
-        const char *scheme;
-        tg_status (*open)(const tg_store_uri *, const tg_store_options *, tg_store **, tg_error *);
-    } kinds[] = {
-        { "memory", tg__table_open },         { "shared", tg__table_open },
-        { "redis", tg__redis_open },          { "rediss", tg__redis_open },
-        { "redis+unix", tg__redis_open },     { "redis+sentinel", tg__redis_open },
-        { "redis+cluster", tg__redis_open },
-    };
-    tg_store_uri uri;
-    tg_status status = parse_uri(text, &uri, error);
+    static const char tiered[] = "tiered+";
+    char shown[64];
+    const tg_status status = parse_uri(text, uri, error);
     if (status != TG_OK)
         return status;
-    static const char tiered[] = "tiered+";
-    const bool with_tiers =
-        uri.scheme.length > sizeof tiered - 1 && memcmp(uri.scheme.data, tiered, sizeof tiered - 1) == 0;
-    const size_t prefix = with_tiers ? sizeof tiered - 1 : 0;
-    const tg_text scheme = { uri.scheme.data + prefix, uri.scheme.length - prefix };
+    tg__text_show(uri->scheme, shown, sizeof shown);
+    tg_text scheme = uri->scheme;
+    *with_tiers = scheme.length > sizeof tiered - 1 && memcmp(scheme.data, tiered, sizeof tiered - 1) == 0;
+    if (*with_tiers)
+        scheme = (tg_text){ scheme.data + sizeof tiered - 1, scheme.length - (sizeof tiered - 1) };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (tg__text_is(scheme, kinds[i].scheme) && (!with_tiers || kinds[i].open == tg__redis_open))
-            return with_tiers ? tg__tiered_open(&uri, options, store, error) : kinds[i].open(&uri, options, store, error);
-    char shown[64];
-    tg__text_show(uri.scheme, shown, sizeof shown);
-    if (with_tiers)
+        if (tg__text_is(scheme, kinds[i].scheme) && (!*with_tiers || kinds[i].open == tg__redis_open)) {
+            *kind = &kinds[i];
+            return TG_OK;
+        }
+    if (*with_tiers)
         return tg__error(error, TG_E_CONFIG, "store '%s://': tiers stand before a Redis store: tiered+redis://", shown);
     return tg__error(error, TG_E_CONFIG,
-                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix:// or "
-                     "redis+sentinel://", shown);
+                     "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix://, "
+                     "redis+sentinel:// or redis+cluster://", shown);
+}
+
+tg_status
+tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error)
+{
+    tg_store_uri parsed;
+    const struct kind *kind;
+    bool with_tiers;
+    const tg_status status = find_kind(uri, &parsed, &kind, &with_tiers, error);
+    if (status != TG_OK)
+        return status;
+    parsed.scheme = tg_text_of(kind->scheme);
+    return kind->check(&parsed, rule, error);
+}
+
+static tg_status
+construct(tg_text uri, const tg_store_options *options, tg_store **store, tg_error *error)
+{
+    tg_store_uri parsed;
+    const struct kind *kind;
+    bool with_tiers;
+    const tg_status status = find_kind(uri, &parsed, &kind, &with_tiers, error);
+    if (status != TG_OK)
+        return status;
+    return with_tiers ? tg__tiered_open(&parsed, options, store, error) : kind->open(&parsed, options, store, error);
 }
 
 static tg_store *

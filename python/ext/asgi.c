@@ -119,11 +119,27 @@ hit(PyObject *self, PyObject *scope)
     return result;
 }
 
+/* Stands for the two where the store is remote: there a question is awaited, and that is Python's. */
+static PyObject *
+leave_to_python(PyObject *Py_UNUSED(self), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
+{
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef left_definition = { "left", (PyCFunction)(void (*)(void))leave_to_python, METH_FASTCALL, NULL };
+
+static bool
+is_remote(tgpy_state *state, PyObject *limiter_or_gate)
+{
+    const tg_store *store = tgpy_owner_store(state, limiter_or_gate);
+    return store && tg_store_remote(store);
+}
+
 PyObject *
 tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     static PyMethodDef definition = { "hit", hit, METH_O, NULL };
-    const tgpy_state *state = PyModule_GetState(module);
+    tgpy_state *state = PyModule_GetState(module);
     uint64_t cost;
     if (count != 3 || Py_TYPE(args[0]) != state->limiter_type || !PyBool_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError, "asgi_hit() takes a Limiter, a cost and whether it counts by route");
@@ -131,6 +147,8 @@ tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count)
     }
     if (!tgpy_cost(args[1], &cost))
         return NULL;
+    if (is_remote(state, args[0]))
+        return PyCFunction_NewEx(&left_definition, NULL, NULL);
     PyObject *bound = PyTuple_Pack(4, args[0], args[1], args[2], module);
     PyObject *function = bound ? PyCFunction_NewEx(&definition, bound, NULL) : NULL;
     Py_XDECREF(bound);
@@ -174,7 +192,7 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         judgements = PyList_New(0);
         Py_DECREF(send);
         send = judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0
-                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1])
+                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1], scope)
                    : NULL;
     }
     PyObject *judgement = send ? tgpy_judge_scope(state, (PyObject *)gate, scope, NULL, judgements, 1) : NULL;
@@ -195,11 +213,13 @@ PyObject *
 tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     static PyMethodDef definition = { "enter", (PyCFunction)(void (*)(void))enter, METH_FASTCALL, NULL };
-    const tgpy_state *state = PyModule_GetState(module);
+    tgpy_state *state = PyModule_GetState(module);
     if (count != 2 || Py_TYPE(args[0]) != state->gate_type || !PyBool_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "asgi_enter() takes a Gate and whether somebody tells the user");
         return NULL;
     }
+    if (is_remote(state, args[0]))
+        return PyCFunction_NewEx(&left_definition, NULL, NULL);
     PyObject *bound = PyTuple_Pack(3, args[0], args[1], module);
     PyObject *function = bound ? PyCFunction_NewEx(&definition, bound, NULL) : NULL;
     Py_XDECREF(bound);
@@ -281,7 +301,7 @@ answers_call(PyObject *object, PyObject *args, PyObject *kwargs)
         !PyErr_Occurred()) {
         PyObject *judgements = PyList_New(0);
         if (judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0)
-            bound = tgpy_bind_send(self->module, judgements, send);
+            bound = tgpy_bind_send(self->module, judgements, send, scope);
         Py_XDECREF(judgements);
     }
     PyObject *awaitable =

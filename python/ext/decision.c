@@ -245,6 +245,8 @@ decision_refund(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!self->owner || self->result_count == 0)
         Py_RETURN_NONE; /* nothing was taken */
     tg_store *store = tgpy_owner_store(self->state, self->owner);
+    if (!tgpy_may_block(self->state, store))
+        return NULL;
     tg_decision decision;
     tg_error error;
     tgpy_decision_restore(self, &decision);
@@ -260,6 +262,17 @@ decision_refund(PyObject *object, PyObject *Py_UNUSED(unused))
     if (status != TG_OK)
         return tgpy_raise(self->state, &error, NULL);
     Py_RETURN_NONE;
+}
+
+static PyObject *
+decision_refund_async(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    tgpy_decision *self = of(object);
+    tg_store *store = self->owner && self->result_count ? tgpy_owner_store(self->state, self->owner) : NULL;
+    tgpy_loop *loop = store && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    if (loop)
+        return tgpy_decision_refund_later(loop, self);
+    return PyErr_Occurred() ? NULL : tgpy_ready(self->state, decision_refund(object, NULL));
 }
 
 static PyObject *
@@ -307,6 +320,8 @@ static PyMethodDef decision_methods[] = {
       "refund($self, /)\n--\n\n"
       "Gives back exactly what this decision took, once; a second call, and one on a denied decision, does nothing.\n\n"
       "Raises StoreError when the store did not answer: it may then be called again." },
+    { "refund_async", decision_refund_async, METH_NOARGS,
+      "refund_async($self, /)\n--\n\nrefund() for async code: begun by the call; await it, once." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };

@@ -15,11 +15,13 @@
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
-    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                            \
+    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body) X(keys) X(tidegate_settle)                                            \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(query_string) X(headers) X(client)                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
+    X(add_reader) X(remove_reader) X(add_writer) X(remove_writer) X(call_later) X(call_soon) X(create_future)            \
+    X(set_result) X(set_exception)                                                                                     \
     X(HTTP_HOST) X(SERVER_NAME) X(QUERY_STRING) X(CONTENT_TYPE) X(CONTENT_LENGTH)
 
 typedef enum tgpy_name {
@@ -43,9 +45,11 @@ typedef struct tgpy_pair {
     PyObject *pair;   /* (lower, value) */
 } tgpy_pair;
 
+typedef struct tgpy_loop tgpy_loop; /* async.c: the client of one event loop and one remote store */
+
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
-    PyTypeObject *answers_type;
+    PyTypeObject *answers_type, *loop_type, *watcher_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
@@ -54,8 +58,12 @@ typedef struct tgpy_state {
     tgpy_pair pairs[TGPY_PAIRS_MAX];
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
+    PyObject *get_running_loop; /* asyncio's; NULL until somebody has imported that */
+    tgpy_loop *loops;           /* the clients that are open */
     bool logging;           /* a handler that asks a limiter does not log into itself */
     bool said_resolved;     /* the line about a server that resolves the client has been said */
+    PyObject *default_clock; /* of what names none: tests; else NULL */
+    bool off;               /* everything is let through and nothing asked: tests */
 } tgpy_state;
 
 /* ---- objects. None of them can hold an object of the caller's, so no cycle can pass through them and none is tracked by
@@ -92,6 +100,7 @@ typedef struct tgpy_limiter {
     tg_client *client;   /* NULL: the gate's */
     tg_gate *gate;       /* the rules file of a policy */
     bool composes;       /* by `by`: takes values by kind */
+    bool manual;         /* under a ManualClock */
     PyObject *name;      /* str */
     PyObject *rules;     /* tuple of str */
     PyObject *off;       /* the one answer of a limiter that is switched off */
@@ -182,10 +191,41 @@ bool tgpy_cost(PyObject *object, uint64_t *cost);
 /* Seconds to microseconds for a store's timeout. Raises. */
 bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 
+/* ---- async.c: questions to a remote store from a coroutine ---- */
+
+/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or with an exception set. For remote stores. */
+tgpy_loop *tgpy_loop_of(tgpy_state *state, tg_store *store);
+/* Before a call that waits for a network: warns where that holds up an event loop. false: the warning is an exception. */
+bool tgpy_may_block(tgpy_state *state, const tg_store *store);
+void tgpy_loops_end(tgpy_state *state);
+
+/* Each gives an awaitable: of a Decision or None. What is borrowed is borrowed for the call. */
+PyObject *tgpy_limiter_ask(tgpy_loop *loop, PyObject *limiter, tg_question question, const tg_dimension *dimensions,
+                           size_t dimension_count, uint64_t cost, uint64_t patience_us);
+PyObject *tgpy_decision_refund_later(tgpy_loop *loop, tgpy_decision *decision);
+PyObject *tgpy_settle_later(tgpy_loop *loop, tgpy_judgement *judgement, int status, const tg_header *headers,
+                            size_t header_count);
+
+/* Earlier judgements of the request as the core wants them. Only those that charged something in this very store: equal
+ * scopes of another store are other counts. */
+typedef struct tgpy_prior {
+    tg_decision *decisions; /* allocated: each has room for the largest */
+    const tg_decision **pointers;
+    size_t count;
+} tgpy_prior;
+void tgpy_prior_fini(tgpy_prior *prior);
+
+/* Of a Judgement. By the gate, or by the Limiters; never both. Takes `prior` over, whatever happens. */
+PyObject *tgpy_judge_later(tgpy_loop *loop, PyObject *owner, tg_gate *gate, PyObject *const *limiters, size_t limiter_count,
+                           const tg_request *request, tgpy_prior *prior, uint64_t cost);
+/* What is settled: marks it as settled and fills the core's; and how that has ended. */
+void tgpy_judgement_settles(tgpy_judgement *self, tg_judgement *judgement);
+void tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement);
+
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_loop_spec, tgpy_watcher_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -205,6 +245,26 @@ tg_store *tgpy_owner_store(tgpy_state *state, PyObject *owner);
 /* TIDEGATE_ENABLED: 1 on, 0 off, -1 raised. */
 int tgpy_enabled(tgpy_state *state);
 
+/* ---- limiter.c, for the files beside it ---- */
+
+typedef tg_status tgpy_asker(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
+                             void *what, tg_error *error);
+/* Reads the arguments of a hit and calls `asker` with them, once; other threads may run meanwhile where the store is remote.
+ * asked: false where the limiter is switched off. false: raised. */
+bool tgpy_limiter_with(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker,
+                       void *what, bool *asked);
+/* A hit with patience as an awaitable of the running loop. The limiter's store is remote. */
+PyObject *tgpy_limiter_hit_later(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                                 uint64_t patience_us);
+
+/* ---- wait.c ---- */
+
+PyObject *tgpy_limiter_wait(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_limiter_wait_async(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *tgpy_hit_within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_hit_within_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_limiter_kind(PyObject *module, PyObject *limiter);
+
 /* ---- request.c ---- */
 
 #define TGPY_HEADERS_INLINE 64
@@ -219,6 +279,7 @@ typedef struct tgpy_request {
     PyObject *held[TGPY_HELD_MAX];
     size_t held_count;
     PyObject *overflow; /* list: what `held` has no room for */
+    tg_part keys[TG_PARTS_MAX]; /* what the application says itself */
     char *path;         /* allocated when a decoded path had to be encoded again, else NULL */
     bool unjudged;      /* a scope that is no request: lifespan */
     tg_header inlined[TGPY_HEADERS_INLINE];
@@ -231,6 +292,8 @@ void tgpy_request_fini(tgpy_request *request);
 
 /* ---- judgement.c: the four judging calls ---- */
 
+PyObject *tgpy_gate_judge_asgi_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_judge_asgi_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
@@ -241,6 +304,17 @@ PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `field
 PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
                            uint64_t cost);
 
+/* ---- testing.c ---- */
+
+PyObject *tgpy_use_clock(PyObject *module, PyObject *clock);
+PyObject *tgpy_switch_off(PyObject *module, PyObject *off);
+/* The clock of something that names none, or NULL. */
+tg_clock *tgpy_default_clock(const tgpy_state *state);
+
+/* ---- metrics.c ---- */
+
+PyObject *tgpy_store_metrics(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
 /* ---- explain.c ---- */
 
 PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -249,7 +323,8 @@ PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs)
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
-PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send); /* asgi_send() of checked arguments */
+/* asgi_send() of checked arguments. scope: a dict, or None where nobody can charge by outcome */
+PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send, PyObject *scope);
 
 /* ---- asgi.c ---- */
 

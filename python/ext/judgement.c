@@ -304,48 +304,82 @@ read_header(PyObject *pair, PyObject *held, tg_header *header)
 
 enum { RESPONSE_HEADERS_MAX = 256 }; /* what lies beyond is not looked at */
 
-static PyObject *
-judgement_settle(PyObject *object, PyObject *args)
+void
+tgpy_judgement_settles(tgpy_judgement *self, tg_judgement *judgement)
 {
-    tgpy_judgement *self = of(object);
-    tgpy_decision *kept = self->decision;
+    self->settles = false;
+    judgement->settles = true;
+    judgement->watch_count = self->watch_count;
+    memcpy(judgement->watches, self->watches, sizeof judgement->watches);
+    judgement->status = self->status;
+    tgpy_decision_restore(self->decision, &judgement->decision);
+}
+
+void
+tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement)
+{
+    for (size_t i = 0; i < self->decision->result_count; i++) {
+        self->decision->results[i].charged = judgement->decision.results[i].charged;
+        self->decision->results[i].cost = judgement->decision.results[i].cost;
+    }
+}
+
+static PyObject *
+settle_now(tgpy_judgement *self, int status, const tg_header *headers, size_t header_count)
+{
+    tg_judgement judgement;
+    tg_error error;
+    tg_gate *gate = ((tgpy_gate *)self->settles_at)->gate;
+    tgpy_judgement_settles(self, &judgement);
+    PyThreadState *thread = tgpy_others_run(tg_gate_store(gate));
+    const tg_status settled = tg_gate_settle(gate, &judgement, status, headers, header_count, &error);
+    tgpy_others_stop(thread);
+    tgpy_judgement_settled(self, &judgement);
+    return settled == TG_OK ? Py_NewRef(Py_None) : tgpy_raise(self->state, &error, NULL);
+}
+
+static PyObject *
+settle(tgpy_judgement *self, PyObject *args, bool later)
+{
     int status;
     PyObject *given;
     if (!PyArg_ParseTuple(args, "iO:settle", &status, &given))
         return NULL;
     if (!self->settles || !self->settles_at || Py_TYPE(self->settles_at) != self->state->gate_type)
-        Py_RETURN_NONE;
-    PyObject *list = PySequence_List(given), *held = PyList_New(0);
+        return later ? tgpy_ready(self->state, Py_NewRef(Py_None)) : Py_NewRef(Py_None);
+    tg_store *store = tgpy_owner_store(self->state, self->settles_at);
+    PyObject *list = PySequence_List(given), *held = PyList_New(0), *made = NULL;
     const Py_ssize_t count = list ? PyList_Size(list) : 0;
     const size_t header_count = count < RESPONSE_HEADERS_MAX ? (size_t)count : RESPONSE_HEADERS_MAX;
     tg_header headers[RESPONSE_HEADERS_MAX];
-    bool done = list && held;
-    for (size_t i = 0; done && i < header_count; i++)
-        done = read_header(PyList_GetItem(list, (Py_ssize_t)i), held, &headers[i]);
-    if (done && self->settles) { /* reading headers may have run code that settled it */
-        tg_judgement judgement;
-        tg_error error;
-        tg_gate *gate = ((tgpy_gate *)self->settles_at)->gate;
-        self->settles = false;
-        judgement.settles = true;
-        judgement.watch_count = self->watch_count;
-        memcpy(judgement.watches, self->watches, sizeof judgement.watches);
-        judgement.status = self->status;
-        tgpy_decision_restore(kept, &judgement.decision);
-        const tg_status settled = tg_gate_settle(gate, &judgement, status, headers, header_count, &error);
-        for (size_t i = 0; i < kept->result_count; i++) {
-            kept->results[i].charged = judgement.decision.results[i].charged;
-            kept->results[i].cost = judgement.decision.results[i].cost;
-        }
-        if (settled != TG_OK) {
-            tgpy_raise(self->state, &error, NULL);
-            done = false;
-        }
-    }
+    bool read = list && held;
+    for (size_t i = 0; read && i < header_count; i++)
+        read = read_header(PyList_GetItem(list, (Py_ssize_t)i), held, &headers[i]);
+    tgpy_loop *loop = read && later && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    read = read && !PyErr_Occurred() && (later || tgpy_may_block(self->state, store));
+    if (read && !self->settles) /* reading headers may have run code that settled it */
+        made = later ? tgpy_ready(self->state, Py_NewRef(Py_None)) : Py_NewRef(Py_None);
+    else if (read && loop)
+        made = tgpy_settle_later(loop, self, status, headers, header_count);
+    else if (read)
+        made = later ? tgpy_ready(self->state, settle_now(self, status, headers, header_count))
+                     : settle_now(self, status, headers, header_count);
     Py_XDECREF(list);
     Py_XDECREF(held);
     tgpy_log_notices(self->state);
-    return done ? Py_NewRef(Py_None) : NULL;
+    return made;
+}
+
+static PyObject *
+judgement_settle(PyObject *self, PyObject *args)
+{
+    return settle(of(self), args, false);
+}
+
+static PyObject *
+judgement_settle_async(PyObject *self, PyObject *args)
+{
+    return settle(of(self), args, true);
 }
 
 static PyMethodDef judgement_methods[] = {
@@ -353,6 +387,8 @@ static PyMethodDef judgement_methods[] = {
       "settle($self, status, headers, /)\n--\n\n"
       "Once the request has been answered with this status and these headers (pairs of bytes or str): gives back what\n"
       "should not have been taken. Does nothing where `settles` is false. Raises StoreError when the store did not answer." },
+    { "settle_async", judgement_settle_async, METH_VARARGS,
+      "settle_async($self, status, headers, /)\n--\n\nsettle() for async code: begun by the call; await it, once." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };
@@ -381,6 +417,7 @@ typedef bool (*read_function)(tgpy_state *, tgpy_request *, PyObject *, PyObject
 struct options {
     PyObject *route, *user;
     PyObject *plan, *body; /* str, bytes; NULL: not given */
+    PyObject *keys;        /* a dict of str; NULL: none */
     bool reads_body;
     PyObject *prior; /* a list or tuple, owned; NULL: none */
     uint64_t cost;
@@ -395,9 +432,9 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *name = PyTuple_GetItem(names, i), *value = values[i];
         tgpy_name found = NAME_cost;
-        enum { KNOWN = 7 };
+        enum { KNOWN = 8 };
         static const tgpy_name known[KNOWN] = { NAME_route, NAME_user, NAME_cost,      NAME_prior,
-                                                NAME_plan,  NAME_body, NAME_reads_body };
+                                                NAME_plan,  NAME_body, NAME_reads_body, NAME_keys };
         bool matched = false;
         for (size_t k = 0; k < KNOWN && !matched; k++)
             if (name == state->names[known[k]]) {
@@ -410,7 +447,8 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
                 matched = true;
             }
         if (!matched) {
-            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost, prior, plan, body or reads_body",
+            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost, prior, plan, keys, body or "
+                                          "reads_body",
                          name);
             return false;
         }
@@ -427,6 +465,12 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
                 return false;
             }
             *(plan ? &options->plan : &options->body) = value == Py_None ? NULL : value;
+        } else if (found == NAME_keys) {
+            if (value != Py_None && !PyDict_Check(value)) {
+                PyErr_SetString(PyExc_TypeError, "keys must be a dict of str, or None");
+                return false;
+            }
+            options->keys = value == Py_None ? NULL : value;
         } else if (found == NAME_reads_body)
             options->reads_body = PyObject_IsTrue(value) == 1;
         else if (!tgpy_cost(value, &options->cost))
@@ -437,16 +481,8 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
     return prior == Py_None || options->prior;
 }
 
-/* Earlier judgements of the request as the core wants them. Only those that charged something in this very store: equal
- * scopes of another store are other counts. */
-struct prior {
-    tg_decision *decisions; /* allocated: each has room for the largest */
-    const tg_decision **pointers;
-    size_t count;
-};
-
-static void
-prior_fini(struct prior *prior)
+void
+tgpy_prior_fini(tgpy_prior *prior)
 {
     PyMem_Free(prior->decisions);
     PyMem_Free(prior->pointers);
@@ -462,9 +498,9 @@ charged(const tgpy_decision *decision)
 }
 
 static bool
-read_prior(tgpy_state *state, PyObject *given, const tg_store *store, struct prior *prior)
+read_prior(tgpy_state *state, PyObject *given, const tg_store *store, tgpy_prior *prior)
 {
-    *prior = (struct prior){ .count = 0 };
+    *prior = (tgpy_prior){ .count = 0 };
     if (!given)
         return true;
     const bool tuple = PyTuple_Check(given);
@@ -534,6 +570,36 @@ say_resolved(tgpy_state *state, const tg_request *request)
                      "header itself");
 }
 
+/* What the application says for `key:NAME`. */
+static bool
+add_keys(tgpy_request *request, PyObject *keys)
+{
+    Py_ssize_t position = 0;
+    PyObject *name, *value;
+    tg_request *to = &request->request;
+    while (keys && PyDict_Next(keys, &position, &name, &value)) {
+        if (to->key_count == TG_PARTS_MAX) {
+            PyErr_Format(PyExc_ValueError, "keys holds more than %d values", TG_PARTS_MAX);
+            return false;
+        }
+        PyObject *made[2] = { NULL, NULL };
+        tg_part *part = &request->keys[to->key_count];
+        const bool read = PyUnicode_Check(name) && PyUnicode_Check(value) && tgpy_text(name, &part->kind, &made[0]) &&
+                          tgpy_text(value, &part->value, &made[1]);
+        const bool plain = !made[0] && !made[1];
+        Py_XDECREF(made[0]);
+        Py_XDECREF(made[1]);
+        if (!read || !plain) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "keys must be a dict of str without lone surrogates");
+            return false;
+        }
+        to->key_count++;
+    }
+    to->keys = request->keys;
+    return true;
+}
+
 /* What a face knows beside the scope or environ. Borrowed from the caller's arguments. */
 static bool
 add_options(tgpy_request *request, const struct options *options)
@@ -546,6 +612,8 @@ add_options(tgpy_request *request, const struct options *options)
         to->body = (tg_text){ PyBytes_AsString(options->body), (size_t)PyBytes_Size(options->body) };
     if (to->body.length > TG_BODY_BYTES_MAX)
         to->body.length = TG_BODY_BYTES_MAX;
+    if (!add_keys(request, options->keys))
+        return false;
     if (options->plan && !tgpy_text_argument(options->plan, "plan", &to->plan, &made))
         return false;
     if (!made)
@@ -555,39 +623,64 @@ add_options(tgpy_request *request, const struct options *options)
     return true;
 }
 
-/* `gate` or limiters, never both. `owner` holds the store. */
+/* Who judges: a gate or limiters, never both. */
+struct judges {
+    PyObject *owner; /* holds the store */
+    tg_gate *gate;
+    PyObject *objects[TG_LIMITERS_MAX]; /* the Limiters, borrowed */
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    size_t limiter_count;
+    bool later; /* gives an awaitable */
+};
+
 static PyObject *
-judge(tgpy_state *state, PyObject *owner, tg_gate *gate, tg_limiter *const *limiters, size_t limiter_count,
-      tgpy_request *request, const struct options *options)
+judge_now(tgpy_state *state, const struct judges *judges, const tg_request *request, const tgpy_prior *prior, uint64_t cost)
 {
-    if (request->unjudged || (!gate && limiter_count == 0))
-        return unmatched(state);
-    if (!add_options(request, options))
-        return NULL;
     tg_judgement judgement;
     tg_answer answer;
     tg_error error;
-    struct prior prior;
-    PyObject *made = NULL;
-    if (read_prior(state, options->prior, tgpy_owner_store(state, owner), &prior)) {
-        PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(limiters[0]));
-        const tg_status status =
-            gate ? tg_gate_judge(gate, &request->request, options->cost, prior.pointers, prior.count, &judgement, &answer,
-                                 &error)
-                 : tg_limiters_judge(limiters, limiter_count, &request->request, options->cost, prior.pointers, prior.count,
-                                     &judgement, &error);
-        tgpy_others_stop(thread);
-        if (status == TG_OK)
-            made = tgpy_judgement_new(state, owner, &judgement, gate ? &answer : NULL);
-        else
-            tgpy_raise(state, &error, NULL);
+    tg_gate *gate = judges->gate;
+    PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(judges->limiters[0]));
+    const tg_status status =
+        gate ? tg_gate_judge(gate, request, cost, prior->pointers, prior->count, &judgement, &answer, &error)
+             : tg_limiters_judge(judges->limiters, judges->limiter_count, request, cost, prior->pointers, prior->count,
+                                 &judgement, &error);
+    tgpy_others_stop(thread);
+    if (status == TG_OK)
+        return tgpy_judgement_new(state, judges->owner, &judgement, gate ? &answer : NULL);
+    return tgpy_raise(state, &error, NULL);
+}
+
+static PyObject *
+judge(tgpy_state *state, const struct judges *judges, tgpy_request *request, const struct options *options)
+{
+    if (request->unjudged || state->off || (!judges->gate && judges->limiter_count == 0)) {
+        PyObject *made = unmatched(state);
+        return judges->later ? tgpy_ready(state, made) : made;
     }
-    prior_fini(&prior);
+    if (!add_options(request, options))
+        return NULL;
+    tg_store *store = tgpy_owner_store(state, judges->owner);
+    tgpy_prior prior;
+    PyObject *made = NULL;
+    if (read_prior(state, options->prior, store, &prior)) {
+        tgpy_loop *loop = judges->later && tg_store_remote(store) ? tgpy_loop_of(state, store) : NULL;
+        if (loop) {
+            made = tgpy_judge_later(loop, judges->owner, judges->gate, judges->objects, judges->limiter_count,
+                                    &request->request, &prior, options->cost);
+        } else if (!PyErr_Occurred() && (judges->later || tgpy_may_block(state, store))) {
+            made = judge_now(state, judges, &request->request, &prior, options->cost);
+            if (judges->later)
+                made = tgpy_ready(state, made);
+        }
+    }
+    tgpy_prior_fini(&prior);
     return made;
 }
 
 static PyObject *
-gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, read_function read, const char *what)
+gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, read_function read, const char *what,
+           bool later)
 {
     tgpy_gate *gate = (tgpy_gate *)self;
     tgpy_state *state = gate->state;
@@ -599,16 +692,23 @@ gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *na
     if (!parse_options(state, args + count, names, &options))
         return NULL;
     PyObject *made = NULL;
-    if (gate->gate) {
+    if (gate->gate && !state->off) {
         tgpy_request request;
+        struct judges judges;
+        judges.owner = self;
+        judges.gate = gate->gate;
+        judges.limiter_count = 0;
+        judges.later = later;
         if (read(state, &request, args[0], options.route, options.user)) {
-            made = judge(state, self, gate->gate, NULL, 0, &request, &options);
+            made = judge(state, &judges, &request, &options);
             say_resolved(state, &request.request);
         }
         tgpy_request_fini(&request);
         tgpy_log_notices(state);
     } else {
         made = unmatched(state);
+        if (later)
+            made = tgpy_ready(state, made);
     }
     Py_XDECREF(options.prior);
     return made;
@@ -617,23 +717,29 @@ gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *na
 PyObject *
 tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return gate_judge(self, args, count, names, tgpy_request_of_scope, "scope");
+    return gate_judge(self, args, count, names, tgpy_request_of_scope, "scope", false);
+}
+
+PyObject *
+tgpy_gate_judge_asgi_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return gate_judge(self, args, count, names, tgpy_request_of_scope, "scope", true);
 }
 
 PyObject *
 tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return gate_judge(self, args, count, names, tgpy_request_of_environ, "environ");
+    return gate_judge(self, args, count, names, tgpy_request_of_environ, "environ", false);
 }
 
-/* Those that are not switched off, into `limiters`; the first of them is the owner of what is decided. */
+/* Those that are not switched off; the first of them is the owner of what is decided. */
 static bool
-read_limiters(const tgpy_state *state, PyObject *given, tg_limiter *limiters[TG_LIMITERS_MAX], size_t *limiter_count,
-              PyObject **owner)
+read_limiters(const tgpy_state *state, PyObject *given, struct judges *judges)
 {
     const bool tuple = PyTuple_Check(given);
-    *limiter_count = 0;
-    *owner = NULL;
+    judges->owner = NULL;
+    judges->gate = NULL;
+    judges->limiter_count = 0;
     const Py_ssize_t count = tuple ? PyTuple_Size(given) : PyList_Size(given);
     if (count == 0 || count > TG_LIMITERS_MAX) {
         PyErr_Format(PyExc_ValueError, "a request is judged by 1 to %d limiters, not %zd", TG_LIMITERS_MAX, count);
@@ -648,22 +754,22 @@ read_limiters(const tgpy_state *state, PyObject *given, tg_limiter *limiters[TG_
         tgpy_limiter *limiter = (tgpy_limiter *)item;
         if (!limiter->limiter)
             continue;
-        if (!*owner)
-            *owner = item;
-        limiters[(*limiter_count)++] = limiter->limiter;
+        if (!judges->owner)
+            judges->owner = item;
+        judges->objects[judges->limiter_count] = item;
+        judges->limiters[judges->limiter_count++] = limiter->limiter;
     }
     return true;
 }
 
 static PyObject *
 module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, read_function read,
-             const char *what)
+             const char *what, bool later)
 {
     tgpy_state *state = PyModule_GetState(module);
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    size_t limiter_count = 0;
-    PyObject *owner = NULL;
+    struct judges judges;
     struct options options;
+    judges.later = later;
     if (count != 2) {
         PyErr_Format(PyExc_TypeError, "expected two positional arguments, the limiters and the %s, not %zd", what, count);
         return NULL;
@@ -674,9 +780,8 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
     if (given) {
         tgpy_request request;
         /* The limiters are read after the request, whose reading may run Python code that empties the list. */
-        if (read(state, &request, args[1], options.route, options.user) &&
-            read_limiters(state, given, limiters, &limiter_count, &owner)) {
-            made = judge(state, owner, NULL, limiters, limiter_count, &request, &options);
+        if (read(state, &request, args[1], options.route, options.user) && read_limiters(state, given, &judges)) {
+            made = judge(state, &judges, &request, &options);
             say_resolved(state, &request.request);
         }
         tgpy_request_fini(&request);
@@ -693,14 +798,18 @@ tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, 
 {
     const struct options options = { .route = route, .prior = prior, .cost = cost, .reads_body = true };
     const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;
-    tg_gate *gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
-    tg_limiter *limiter = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;
-    if (!gate && !limiter)
+    struct judges judges;
+    judges.owner = judges.objects[0] = limiter_or_gate;
+    judges.gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
+    judges.limiters[0] = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;
+    judges.limiter_count = by_gate ? 0 : 1;
+    judges.later = false;
+    if (!judges.gate && !judges.limiters[0])
         return unmatched(state);
     tgpy_request request;
     PyObject *made = NULL;
     if (tgpy_request_of_scope(state, &request, scope, route, NULL)) {
-        made = judge(state, limiter_or_gate, gate, &limiter, 1, &request, &options);
+        made = judge(state, &judges, &request, &options);
         say_resolved(state, &request.request);
     }
     tgpy_request_fini(&request);
@@ -711,13 +820,19 @@ tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, 
 PyObject *
 tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return module_judge(module, args, count, names, tgpy_request_of_scope, "scope");
+    return module_judge(module, args, count, names, tgpy_request_of_scope, "scope", false);
+}
+
+PyObject *
+tgpy_judge_asgi_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return module_judge(module, args, count, names, tgpy_request_of_scope, "scope", true);
 }
 
 PyObject *
 tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return module_judge(module, args, count, names, tgpy_request_of_environ, "environ");
+    return module_judge(module, args, count, names, tgpy_request_of_environ, "environ", false);
 }
 
 PyObject *

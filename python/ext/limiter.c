@@ -209,6 +209,30 @@ parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, Py
     return parse_names(self, args, count, names, costs, call);
 }
 
+bool
+tgpy_limiter_with(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker, void *what,
+                  bool *asked)
+{
+    tgpy_limiter *self = of(object);
+    struct call call;
+    *asked = false;
+    bool done = parse_call(self, args, count, names, true, &call);
+    if (done && self->limiter)
+        done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
+    if (done && self->limiter) {
+        tg_error error;
+        PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
+        const tg_status status = asker(self->limiter, call.dimensions, call.dimension_count, call.cost, what, &error);
+        tgpy_others_stop(thread);
+        *asked = done = status == TG_OK;
+        if (!done)
+            tgpy_raise(self->state, &error, NULL);
+        tgpy_log_notices(self->state);
+    }
+    call_fini(&call);
+    return done;
+}
+
 /* ---- hit and its kin ---- */
 
 typedef tg_status (*decide_function)(tg_limiter *, const tg_dimension *, size_t, uint64_t, tg_decision *, tg_error *);
@@ -221,10 +245,14 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
     PyObject *made = NULL;
     if (!parse_call(self, args, count, names, true, &call))
         goto done;
-    if (!self->limiter) {
-        made = Py_NewRef(self->off);
+    if (!self->limiter || self->state->off) {
+        const tg_rule *rules = NULL;
+        const size_t rule_count = self->limiter ? tg_limiter_rules(self->limiter, &rules) : 0;
+        made = self->limiter ? tgpy_decision_unasked(self->state, rules, rule_count) : Py_NewRef(self->off);
         goto done;
     }
+    if (!tgpy_may_block(self->state, tg_limiter_store(self->limiter)))
+        goto done;
     tg_decision decision; /* 5 KiB that nobody clears: what is in use is written */
     tg_error error;
     PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
@@ -258,6 +286,8 @@ administer(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
     tgpy_limiter *self = of(object);
     struct call call;
     bool done = parse_call(self, args, count, names, refund, &call);
+    if (done && self->limiter)
+        done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
     if (done && self->limiter) {
         tg_error error;
         PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
@@ -373,28 +403,65 @@ limiter_refund(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject
     return administer(self, args, count, names, true);
 }
 
+/* An awaitable: done already where the store is in memory, of the running loop where it is not. Outside of a loop nothing
+ * but the caller is held up, so there it is asked as by the call that waits. */
+static PyObject *
+ask(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, tg_question question,
+    PyObject *(*waits)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *))
+{
+    tgpy_limiter *self = of(object);
+    tg_store *store = self->limiter ? tg_limiter_store(self->limiter) : NULL;
+    tgpy_loop *loop = store && !self->state->off && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    if (!loop)
+        return PyErr_Occurred() ? NULL : tgpy_ready(self->state, waits(object, args, count, names));
+    struct call call;
+    PyObject *made = NULL;
+    if (parse_call(self, args, count, names, question != TG_ASK_RESET, &call))
+        made = tgpy_limiter_ask(loop, object, question, call.dimensions, call.dimension_count, call.cost, 0);
+    call_fini(&call);
+    return made;
+}
+
+PyObject *
+tgpy_limiter_hit_later(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, uint64_t patience_us)
+{
+    tgpy_limiter *self = of(object);
+    tgpy_loop *loop = tgpy_loop_of(self->state, tg_limiter_store(self->limiter));
+    struct call call;
+    PyObject *made = NULL;
+    if (!loop) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "no event loop runs in this thread");
+        return NULL;
+    }
+    if (parse_call(self, args, count, names, true, &call))
+        made = tgpy_limiter_ask(loop, object, TG_ASK_HIT, call.dimensions, call.dimension_count, call.cost, patience_us);
+    call_fini(&call);
+    return made;
+}
+
 static PyObject *
 limiter_hit_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_hit(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_HIT, limiter_hit);
 }
 
 static PyObject *
 limiter_peek_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_peek(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_PEEK, limiter_peek);
 }
 
 static PyObject *
 limiter_reset_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_reset(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_RESET, limiter_reset);
 }
 
 static PyObject *
 limiter_refund_async(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return tgpy_ready(of(self)->state, limiter_refund(self, args, count, names));
+    return ask(self, args, count, names, TG_ASK_REFUND, limiter_refund);
 }
 
 /* ---- making one ---- */
@@ -718,6 +785,10 @@ open_limiter(tgpy_limiter *self, const struct settings *given, const struct argu
             return false;
         }
         clock = ((tgpy_clock *)given->clock)->clock;
+        self->manual = true;
+    } else {
+        clock = tgpy_default_clock(self->state);
+        self->manual = clock != NULL;
     }
     bool enabled = allowed;
     if (given->enabled && given->enabled != Py_None) {
@@ -776,7 +847,7 @@ limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->limiter = NULL;
     self->client = NULL;
     self->gate = NULL;
-    self->composes = false;
+    self->composes = self->manual = false;
     self->name = self->rules = self->off = NULL;
     struct argument arguments[ARGUMENTS] = { 0 };
     const bool done = read_arguments(&given, arguments) && open_limiter(self, &given, arguments);
@@ -865,11 +936,22 @@ static PyMethodDef limiter_methods[] = {
                       "call refund() of its decision. Raises StoreError when the store did not answer." },
     { METHOD(hit_async), "hit_async($self, /, *parts, cost=1, dims=None)\n--\n\n"
                          "hit() for async code: await it, once, for the Decision.\n\n"
-                         "The hit is made by the call and awaiting it never gives the loop a turn, so no cancellation can\n"
-                         "fall between the hit and its decision." },
+                         "With a store in memory the hit is made by the call and awaiting it never gives the loop a turn,\n"
+                         "so no cancellation can fall between the hit and its decision. A remote store is asked while the\n"
+                         "loop goes on; whether a hit counts whose awaiting is cancelled is then not known." },
     { METHOD(peek_async), "peek_async($self, /, *parts, cost=1, dims=None)\n--\n\npeek() for async code." },
     { METHOD(reset_async), "reset_async($self, /, *parts, dims=None)\n--\n\nreset() for async code." },
     { METHOD(refund_async), "refund_async($self, /, *parts, cost=1, dims=None)\n--\n\nrefund() for async code." },
+    { "wait", (PyCFunction)(void (*)(void))tgpy_limiter_wait, METH_FASTCALL | METH_KEYWORDS,
+      "wait($self, /, *parts, cost=1, timeout=None, dims=None)\n--\n\n"
+      "hit() for who would rather wait than be refused: sleeps until it passes, at most `timeout` seconds, then returns its\n"
+      "Decision. One that cannot pass in time is not allowed, and that is said at once: retry_after is what it would take.\n\n"
+      "Token and leaky buckets: the place is taken at once and slept for once, first come, first served. Windows and logs:\n"
+      "sleeps retry_after and some more and asks again; who comes meanwhile may be faster. Other threads run meanwhile;\n"
+      "an exception of a signal handler (Ctrl-C) gives the place back. Raises as hit() does." },
+    { "wait_async", (PyCFunction)(void (*)(void))tgpy_limiter_wait_async, METH_VARARGS | METH_KEYWORDS,
+      "wait_async($self, /, *parts, cost=1, timeout=None, dims=None)\n--\n\n"
+      "wait() for async code: a coroutine of asyncio. One that is cancelled gives its place back." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };

@@ -1,7 +1,7 @@
 """The compiled part of tidegate: glue to csrc/include/tidegate.h, where each number is defined."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, TypeAlias, final
 
 # Any content, also none; a str counts as its UTF-8.
@@ -112,6 +112,7 @@ class Decision:
     @property
     def delay_us(self) -> int: ...
     def refund(self) -> None: ...
+    def refund_async(self) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -151,6 +152,12 @@ class Limiter:
         self, rules: str | None, /, *parts: _Part, seconds: float | None = None, dims: _Dims | None = None
     ) -> None: ...
     def pause(self, seconds: float | None, /) -> None: ...
+    def wait(
+        self, *parts: _Part, cost: int = 1, timeout: float | None = None, dims: _Dims | None = None
+    ) -> Decision: ...
+    def wait_async(
+        self, *parts: _Part, cost: int = 1, timeout: float | None = None, dims: _Dims | None = None
+    ) -> Coroutine[Any, Any, Decision]: ...
     def hit_async(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Awaitable[Decision]: ...
     def peek_async(self, *parts: _Part, cost: int = 1, dims: _Dims | None = None) -> Awaitable[Decision]: ...
     def reset_async(self, *parts: _Part, dims: _Dims | None = None) -> Awaitable[None]: ...
@@ -187,6 +194,9 @@ class Judgement:
     @property
     def settles(self) -> bool: ...
     def settle(self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /) -> None: ...
+    def settle_async(
+        self, status: int, headers: Iterable[tuple[bytes, bytes] | tuple[str, str]], /
+    ) -> Awaitable[None]: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final
@@ -232,7 +242,22 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
+    def judge_asgi_async(
+        self,
+        scope: Mapping[str, Any],
+        /,
+        *,
+        route: str | None = None,
+        user: str | None = None,
+        cost: int = 1,
+        prior: Sequence[Judgement] = (),
+        plan: str | None = None,
+        body: bytes | None = None,
+        reads_body: bool = False,
+        keys: dict[str, str] | None = None,
+    ) -> Awaitable[Judgement]: ...
     def judge_wsgi(
         self,
         environ: Mapping[str, Any],
@@ -245,6 +270,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
     def __reduce__(self) -> NoReturn: ...
 
@@ -260,7 +286,22 @@ def judge_asgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
+def judge_asgi_async(
+    limiters: Sequence[Limiter],
+    scope: Mapping[str, Any],
+    /,
+    *,
+    route: str | None = None,
+    user: str | None = None,
+    cost: int = 1,
+    prior: Sequence[Judgement] = (),
+    plan: str | None = None,
+    body: bytes | None = None,
+    reads_body: bool = False,
+    keys: dict[str, str] | None = None,
+) -> Awaitable[Judgement]: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
     environ: Mapping[str, Any],
@@ -273,6 +314,7 @@ def judge_wsgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
 @final
@@ -284,6 +326,18 @@ class Answers:
 
 def asgi_hit(limiter: Limiter, cost: int, by_route: bool, /) -> Callable[[Any], Decision | Judgement | None]: ...
 def asgi_enter(gate: Gate, tells_user: bool, /) -> Callable[[Any, Any], Callable[[Any], Awaitable[None]] | Judgement | None]: ...
-def asgi_send(judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], /) -> Callable[[Any], Awaitable[None]]: ...
+def asgi_send(
+    judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], scope: dict[str, Any] = ..., /
+) -> Callable[[Any], Awaitable[None]]: ...
 def shown(judgements: list[Judgement], /) -> Judgement: ...
+def store_metrics(limiter_or_gate: Limiter | Gate, format: str, /) -> str: ...
+def use_clock(clock: ManualClock | None, /) -> ManualClock | None: ...
+def switch_off(off: bool, /) -> bool: ...
+def hit_within(
+    limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
+) -> Decision: ...
+def hit_within_async(
+    limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
+) -> Awaitable[Decision]: ...
+def limiter_kind(limiter: Limiter, /) -> tuple[bool, int | None]: ...  # (asked over a network, a manual clock's time)
 def take_notices() -> list[tuple[str, str]]: ...  # (code, message); empty almost always

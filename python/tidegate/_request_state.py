@@ -6,8 +6,9 @@ request charge an equal key once, and give back what they took when a later one 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from tidegate._core import Judgement, StoreError
@@ -19,6 +20,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "tidegate"
+SETTLE_KEY = "tidegate_settle"  # in a scope: what is told the answer before it is sent
 
 
 # The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is
@@ -43,6 +45,15 @@ def refused(state: RequestState, judgement: Judgement) -> None:
     state[:] = [judgement]
 
 
+async def refused_async(state: RequestState, judgement: Judgement) -> None:
+    """refused() on an event loop. All refunds are begun at once: a task that is cancelled here has given back all the same."""
+    begun = [earlier.decision.refund_async() for earlier in state]
+    state[:] = [judgement]
+    for refund in begun:
+        with contextlib.suppress(StoreError):
+            await refund
+
+
 BODY_BYTES_MAX = 65536  # of a body: as much as is looked at for `form:` and `json:`; a longer one has no values
 
 
@@ -54,6 +65,13 @@ def settle(state: RequestState, status: int, headers: Iterable[tuple[bytes, byte
                 judgement.settle(status, headers)
             except StoreError:
                 pass  # What was taken stays taken; the trouble is logged where it began.
+
+
+async def settle_async(state: RequestState, status: int, headers: Sequence[tuple[bytes, bytes] | tuple[str, str]]) -> None:
+    """settle() on an event loop, begun at once as in refused_async()."""
+    for begun in [judgement.settle_async(status, headers) for judgement in state if judgement.settles]:
+        with contextlib.suppress(StoreError):
+            await begun
 
 
 def message_of(body: bytes) -> str:

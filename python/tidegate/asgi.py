@@ -15,17 +15,19 @@ from typing import Any
 
 from tidegate._core import Gate, Judgement, ManualClock, asgi_enter, asgi_send
 from tidegate._limits import UNROUTED, user_text
+from tidegate._outcome import Outcome, Pending, give_back_async
 from tidegate._request_state import (
     BODY_BYTES_MAX,
     SCOPE_KEY,
+    SETTLE_KEY,
     App,
     Message,
     Receive,
     RequestState,
     Scope,
     Send,
-    refused,
-    settle,
+    refused_async,
+    settle_async,
 )
 from tidegate._routes import table_of
 
@@ -84,7 +86,7 @@ class TidegateMiddleware:
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
             state = scope[SCOPE_KEY] = []
-            send = asgi_send(state, send)
+            send = asgi_send(state, send, scope if isinstance(scope, dict) else {})
         asks: dict[str, Any] = {"reads_body": True}
         if self.gate.names("route"):
             asks["route"] = route_ahead(self.app, scope)
@@ -94,16 +96,16 @@ class TidegateMiddleware:
             asks["plan"] = await ask_user(self.plan, scope)
         judged: Mapping[str, Any] = scope
         if judgement is None:
-            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(scope)
-            judgement = self.gate.judge_asgi(judged, prior=state, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
         if judgement.needs_body:
             body, receive = await read_ahead(receive) if kind == "http" else (b"", receive)
             state.append(judgement)
-            judgement = self.gate.judge_asgi(judged, prior=state, body=body, **asks)
+            judgement = await self.gate.judge_asgi_async(judged, prior=state, body=body, **asks)
         if judgement.status:
-            refused(state, judgement)
+            await refused_async(state, judgement)
             await refuse(scope, receive, send, judgement)
             return
         state.append(judgement)
@@ -113,7 +115,7 @@ class TidegateMiddleware:
         try:
             await self.app(scope, receive, settling(state, send))
         except BaseException:
-            settle(state, 500, ())  # what the server makes of it is outside of us
+            await settle_async(state, 500, ())  # what the server makes of it is outside of us
             raise
 
 
@@ -145,11 +147,11 @@ def settling(state: RequestState, send: Send) -> Send:
 
     async def settled(message: Message) -> None:
         if message["type"] == "http.response.start":
-            settle(state, message["status"], list(message.get("headers", ())))
+            await settle_async(state, message["status"], list(message.get("headers", ())))
         elif message["type"] == "websocket.accept":
-            settle(state, 101, list(message.get("headers", ())))
+            await settle_async(state, 101, list(message.get("headers", ())))
         elif message["type"] == "websocket.close":
-            settle(state, 403, ())  # before it was accepted; after that all is settled
+            await settle_async(state, 403, ())  # before it was accepted; after that all is settled
         await send(message)
 
     return settled
@@ -165,12 +167,42 @@ def with_loopback_client(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {**scope, "client": ("127.0.0.1", 50000)}
 
 
+async def ask(function: Callable[[Any], Any], asked: Any) -> Any:
+    """The answer of a callable, sync or async."""
+    answer = function(asked)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
 async def ask_user(user: Callable[[Any], Any], asked: Any) -> str | None:
     """The answer of a `user=` callable, sync or async."""
-    answer = user(asked)
-    if inspect.isawaitable(answer):
-        answer = await answer
-    return user_text(answer)
+    return user_text(await ask(user, asked))
+
+
+class _Settle:
+    """What the compiled send calls in place of `send` while a limit waits to be told what is answered."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.pending: list[Pending] = []
+
+    async def __call__(self, message: Message, send: Send) -> None:
+        kind = message["type"]
+        status = (
+            int(message["status"]) if kind in ("http.response.start", "websocket.http.response.start")
+            else 101 if kind == "websocket.accept" else 403 if kind == "websocket.close" else 0
+        )  # fmt: skip
+        if status:
+            self.scope.pop(SETTLE_KEY, None)  # what follows goes straight to the server
+            await give_back_async(self.pending, Outcome(status, message.get("headers", ())))
+        await send(message)
+
+
+def charge_by_outcome(scope: Scope, pending: Pending) -> None:
+    """Sees to it that this one is told what is answered. There has to be a send of asgi_send() around the application."""
+    settle: _Settle | None = scope.get(SETTLE_KEY)
+    if settle is None:
+        settle = scope[SETTLE_KEY] = _Settle(scope)
+    settle.pending.append(pending)
 
 
 def route_ahead(app: Any, scope: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
-/* Runs a trace from stdin on a real store, through nothing but tidegate.h, and prints one line for each hit and peek.
+/* Runs a trace from stdin on a real store, through tidegate.h (`force`, which no caller can do just so: on the store's own
+ * `apply`), and prints one line for each hit and peek.
  *
  *     replay STORE-URI < trace
  *
  * The format is that of tests/vectors/README.md with the `key` lines of trace.h. The store is opened with a manual
  * clock, set to AT (plus the case's offset) before each step. A changed rule is another limiter of the same name on the same
  * store, as after a reload; a case is a name of its own, and what it left in the store is reset at its end. */
+#include "core/core.h"
 #include "trace.h"
 
 #define LIMITERS_MAX 64
@@ -104,6 +106,25 @@ use_rules(replay *run, const char *text, tg_error *error)
     return status;
 }
 
+/* Of a peek, which names rules and identities. */
+static tg_status
+force(replay *run, tg_decision *decision, tg_error *error)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    for (size_t i = 0; i < decision->result_count; i++)
+        targets[i] = (tg_target){
+            .rule = &decision->results[i].rule,
+            .identity = &decision->identities[decision->results[i].identity],
+            .cost = decision->results[i].cost,
+            .forced = true,
+        };
+    const tg_status status = run->store->ops->apply(run->store, TG_OP_HIT, targets, decision->result_count,
+                                                    decision->results, &decision->overflow, error);
+    if (status == TG_OK)
+        tg__decision_report(decision);
+    return status;
+}
+
 static tg_status
 judge(replay *run, const trace_step *step, tg_error *error)
 {
@@ -111,9 +132,15 @@ judge(replay *run, const trace_step *step, tg_error *error)
     tg_dimension dimensions[TRACE_KEYS_MAX];
     const size_t count = dimensions_of(&run->keys, parts, dimensions);
     tg_decision decision;
-    const tg_status status = step->verb == TRACE_HIT
-                                 ? tg_limiter_hit(run->limiter, dimensions, count, step->amount, &decision, error)
-                                 : tg_limiter_peek(run->limiter, dimensions, count, step->amount, &decision, error);
+    tg_status status;
+    if (step->verb == TRACE_HIT)
+        status = tg_limiter_hit(run->limiter, dimensions, count, step->amount, &decision, error);
+    else if (step->verb == TRACE_WAIT)
+        status = tg_limiter_hit_within(run->limiter, dimensions, count, step->amount, step->patience_us, &decision, error);
+    else
+        status = tg_limiter_peek(run->limiter, dimensions, count, step->amount, &decision, error);
+    if (status == TG_OK && step->verb == TRACE_FORCE)
+        status = force(run, &decision, error);
     if (status != TG_OK)
         return status;
     trace_print(stdout, &decision);
@@ -155,6 +182,8 @@ do_step(replay *run, const trace_step *step, tg_error *error)
         run->offset_us = step->at_us;
         return TG_OK;
     case TRACE_HIT:
+    case TRACE_WAIT:
+    case TRACE_FORCE:
     case TRACE_PEEK:
         return judge(run, step, error);
     case TRACE_REFUND:

@@ -23,6 +23,8 @@ typedef enum trace_verb {
     TRACE_KEY,
     TRACE_OFFSET,
     TRACE_HIT,
+    TRACE_WAIT,
+    TRACE_FORCE,
     TRACE_PEEK,
     TRACE_REFUND,
     TRACE_UNDO,
@@ -34,8 +36,9 @@ typedef struct trace_step {
     trace_verb verb;
     char text[TRACE_LINE_BYTES]; /* after the verb, without the expectation; trimmed */
     char expected[256];          /* after " = "; empty when there is none */
-    uint64_t at_us;              /* hit, peek, refund, undo, reset; offset: the number */
-    uint64_t amount;             /* hit, peek, refund: cost; undo: which hit, from 1 */
+    uint64_t at_us;              /* hit, wait, force, peek, refund, undo, reset; offset: the number */
+    uint64_t amount;             /* hit, wait, force, peek, refund: cost; undo: which hit, wait or force, from 1 */
+    uint64_t patience_us;        /* wait */
     size_t key_count;            /* key */
     size_t keys[TRACE_KEYS_MAX]; /* offsets into text */
 } trace_step;
@@ -54,8 +57,8 @@ trace_trim(char *text)
 static inline trace_verb
 trace_verb_of(const char *word)
 {
-    static const char *const words[] = { "",     "case", "rule",   "key",  "offset",
-                                         "hit",  "peek", "refund", "undo", "reset" };
+    static const char *const words[] = { "",      "case", "rule",   "key",  "offset", "hit", "wait",
+                                         "force", "peek", "refund", "undo", "reset" };
     for (size_t i = 1; i < sizeof words / sizeof *words; i++)
         if (strcmp(word, words[i]) == 0)
             return (trace_verb)i;
@@ -90,8 +93,8 @@ trace_read(const char *line)
         if (step.key_count == 0)
             step.verb = TRACE_BAD;
     } else if (step.verb >= TRACE_OFFSET && step.verb != TRACE_BAD) {
-        const int wanted = step.verb == TRACE_OFFSET || step.verb == TRACE_RESET ? 1 : 2;
-        if (sscanf(step.text, "%" SCNu64 " %" SCNu64, &step.at_us, &step.amount) != wanted)
+        const int wanted = step.verb == TRACE_OFFSET || step.verb == TRACE_RESET ? 1 : step.verb == TRACE_WAIT ? 3 : 2;
+        if (sscanf(step.text, "%" SCNu64 " %" SCNu64 " %" SCNu64, &step.at_us, &step.amount, &step.patience_us) != wanted)
             step.verb = TRACE_BAD;
     }
     return step;

@@ -21,6 +21,7 @@ from tidegate import Gate, ManualClock
 from tidegate.fastapi import install
 from tidegate.flask import Tidegate
 
+from conformance_cgi import cgi as ask_cgi
 from fcgi_daemon import Daemon, wait_for
 from fcgi_nginx import NGINX
 
@@ -93,6 +94,10 @@ def flask(rules: Path) -> Iterator[Ask]:
     yield ask
 
 
+def cgi(rules: Path) -> Iterator[Ask]:
+    yield ask_cgi(rules, NOW_US)
+
+
 CONF = """
 worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors; {user}
 events {{}}
@@ -112,10 +117,13 @@ http {{
 """
 
 
-@pytest.fixture(params=[core, fastapi, flask, "nginx"], ids=["core", "fastapi", "flask", "nginx"])
+@pytest.fixture(params=[core, fastapi, flask, cgi, "nginx"], ids=["core", "fastapi", "flask", "cgi", "nginx"])
 def face(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[str], Ask]]:
     """A face under rules yet to be given."""
     if request.param != "nginx":
+
+        if request.param is cgi:
+            request.getfixturevalue("program")  # built
 
         def opened(rules: str) -> Ask:
             path = folder / "rules.yaml"

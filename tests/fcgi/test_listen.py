@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AUTHORIZER, ask
+from client import AUTHORIZER, Connection, Request, ask
 from fcgi_daemon import RULES, Daemon, wait_for
 
 
@@ -258,3 +259,21 @@ def test_spawn_fcgi_starts_it(program: Path, rules: str, folder: Path) -> None:
         os.kill(pid, signal.SIGTERM)
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(),
              what="the end")
+
+
+def test_a_descriptor_above_1024_is_served(start: Callable[..., Daemon]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("fewer than 4096 descriptors are allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    try:
+        daemon = start(RULES, "--connections", "2000")
+        peers = [Connection(daemon.address) for _ in range(1100)]
+        try:
+            wait_for(lambda: daemon.descriptors() > 1100, what="all are accepted")
+            assert [peer.ask(Request(uri="/big")).status for peer in peers[-50:]] == [200] * 50
+        finally:
+            for peer in peers:
+                peer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ import pytest
 
 import tidegate
 from tidegate import ConfigError, Gate, Limiter, ManualClock, StoreError
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import Server, server  # noqa: E402
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
@@ -130,6 +133,45 @@ def test_the_file_may_come_from_the_environment(run: Run, tmp_path: Path) -> Non
     assert run("check").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        ("shared//x", "expected memory://NAME, shared://NAME or redis://HOST"),
+        ("sharde://x", "unknown kind"),
+        ("shared://a/b", "a path begins with '/'"),
+        ("shared://x?sise=1MiB", "knows no option 'sise'"),
+        ("shared://x?size=many", "many"),
+        ("shared://x?mode=0666", "0666"),
+        ("memory://x?mode=0600", "knows no option"),
+        ("redis://h:99999", "99999"),
+    ],
+)
+def test_a_stores_address_is_looked_at_and_never_opened(run: Run, tmp_path: Path, store: str, told: str) -> None:
+    for text, options, place in (
+        (f"policies: []\nstore: '{store}'\n", [], f"{tmp_path}/rules.yaml:2:1: "),
+        ("policies: []\n", ["--store", store], ""),
+    ):
+        done = run("check", rules(tmp_path, text), *options)
+        assert (done.returncode, done.stdout) == (1, ""), store
+        assert done.stderr.startswith(f"tidegate: error: {place}")
+        assert told in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rules.yaml"]
+
+
+def test_users_and_groups_of_another_host_are_no_fault_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, "policies: []\nstore: shared://x?group=nobodys-group&owner=nobodys-name&mode=0660\n")
+    assert run("check", path).returncode == 0
+
+
+def test_a_rule_that_its_table_could_not_hold_is_marked_where_it_stands(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: '5/minute; 100000/day sliding_log'}")
+    for store, column in (("shared://x", 33), ("shared://x?size=1GiB", None), ("redis://127.0.0.1:1", None)):
+        done = run("check", path, "--store", store)
+        assert done.returncode == (1 if column else 0), done.stderr
+        if column:
+            assert done.stderr.startswith(f"tidegate: error: {path}:2:{column}: ")
+
+
 # ---- check: warnings
 
 
@@ -144,6 +186,8 @@ LOGIN = "{name: login, match: {path: /login}, rules: 5/minute}"
 WARNED: list[tuple[str, list[str], list[str]]] = [
     ("never-bites", ["{name: a, rules: 5/minute; 1000/hour}"], []),
     ("never-bites", ["{name: a, rules: [10/second burst 20, 8/2seconds burst 10]}"], []),
+    ("never-bites", ["{name: a, rules: 9/s, plans: {pro: 5/minute; 1000/hour}}"], []),
+    ("forgets-before", ["{name: a, rules: 9/s, plans: {pro: 5/month}}"], []),
     ("shadowed", ["{name: a, rules: 1/s}", LOGIN], []),
     ("shadowed", ["{name: a, match: {path: '/api/*'}, rules: 1/s}",
                   "{name: b, match: {path: [/api/x, '/api/v1/*']}, rules: 1/s}"], []),
@@ -177,6 +221,7 @@ SILENT: list[tuple[list[str], list[str]]] = [
     (["{name: a, rules: 1/s, by: user|ip}"], ["--face", "fcgi"]),
     (["{name: a, rules: deny, by: host}"], []),
     (["{name: a, rules: 5/day}"], ["--store", "memory://"]),
+    (["{name: a, plans: {default: free, free: 5/minute; 50/day, pro: 9/minute}}"], []),
     (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], ["--face", "asgi"]),
     (["{name: a, rules: 5/s, pause_when: error_rate > 50%}"], []),
     (["{name: a, rules: 1/s, by: ip+route}"], ["--face", "flask"]),
@@ -296,6 +341,65 @@ def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> Non
         assert done.returncode == 1
         assert f"{path}:2:" in done.stderr
     assert run("check", path, "--face", "asgi").returncode == 0
+
+
+# ---- check: the store itself
+
+
+@pytest.fixture
+def redis() -> Iterator[Server]:
+    with server() as one:
+        yield one
+
+
+def live(run: Run, path: Path, store: str, **environment: str) -> list[tuple[str, str]]:
+    done = run("check", path, "--json", "--live", "--store", store, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = json.loads(done.stdout)
+    return [(warning["code"], warning["message"]) for warning in told["warnings"]]
+
+
+def test_a_redis_that_evicts_is_warned_of_when_it_is_asked(run: Run, tmp_path: Path, redis: Server) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/minute}")
+    assert live(run, path, redis.uri) == []
+    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    ((code, message),) = live(run, path, redis.uri)
+    assert code == "store-evicts"
+    assert "allkeys-lru" in message
+    assert codes(run, path, "--store", redis.uri) == []  # nobody is asked unless told to
+    assert run("check", path, "--live", "--strict", "--store", redis.uri).returncode == 1
+
+
+def test_machines_with_different_secrets_are_warned_of_when_redis_is_asked(
+    run: Run, tmp_path: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/hour}")
+    monkeypatch.setenv("TIDEGATE_SECRET", "one secret of ten machines")
+    Limiter("5/hour", name="a", store=redis.patient).hit("x")
+    assert live(run, path, redis.uri, TIDEGATE_SECRET="one secret of ten machines") == []
+    ((code, message),) = live(run, path, redis.uri, TIDEGATE_SECRET="another on the eleventh")
+    assert code == "store-two-secrets"
+    assert "1 keys made under another secret" in message
+    assert "secret of ten" not in message
+
+
+def test_a_store_that_is_away_or_not_there_yet_is_no_error_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/minute}")
+    assert live(run, path, f"shared://{tmp_path}/none") == []
+    assert not (tmp_path / "none").exists()
+    ((code, message),) = live(run, path, f"redis+unix://{tmp_path}/none")
+    assert code == "store-failing"
+    assert "does not answer" in message
+
+
+def test_a_table_that_is_there_and_too_small_is_found_when_it_is_asked(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: 900/day sliding_log}")
+    store = f"shared://{tmp_path}/small"
+    Limiter("5/hour", name="b", store=f"{store}?size=64KiB").hit("x")
+    assert run("check", path, "--store", store).returncode == 0
+    done = run("check", path, "--store", store, "--live")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tidegate: error: {path}:2:22: ")
 
 
 # ---- explain

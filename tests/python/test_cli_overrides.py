@@ -218,3 +218,36 @@ def test_python_refuses_what_is_no_override() -> None:
     policy = Limiter("3/minute", store="memory://overridden", name="by", by="user")
     with pytest.raises(IdentityError):
         policy.override("1/minute", dims={"ip": "192.0.2.1"}, seconds=1)
+
+
+def test_a_reload_keeps_an_override_and_what_it_has_counted(site: Site) -> None:
+    site.ok("set", "login", "2/hour", "--for", "1h")
+    assert site.ask() == "allowed"
+    site.path.write_text(SITE.replace("rules: 3/hour", "rules: 9/hour"))
+    site.gate.reload()
+    assert [site.ask() for _ in range(2)] == ["allowed", "denied"]
+    site.ok("set", "login", "--end")
+    assert [site.ask() for _ in range(8)] == ["allowed"] * 7 + ["denied"]  # two of nine were used
+
+
+@pytest.mark.parametrize("rules", ["1/hour", "1/day", "5/minute fixed_window", "deny"])
+def test_a_reset_during_an_override_forgets_what_both_have_counted(site: Site, rules: str) -> None:
+    assert [site.ask() for _ in range(3)] == ["allowed"] * 3
+    site.ok("set", "login", rules, "--for", "1h")
+    while site.ask() == "allowed":
+        pass
+    site.ok("reset", "login", "ip=192.0.2.1")
+    if rules != "deny":
+        assert site.ask() == "allowed"
+        site.ok("reset", "login", "ip=192.0.2.1")
+    site.ok("set", "login", "--end")
+    assert [site.ask() for _ in range(4)] == ["allowed"] * 3 + ["denied"]
+
+
+def test_a_reset_during_a_pause_forgets_what_was_counted_before(site: Site) -> None:
+    assert [site.ask() for _ in range(4)] == ["allowed"] * 3 + ["denied"]
+    site.ok("pause", "login", "--for", "1h")
+    assert site.ask() == "allowed"
+    site.ok("reset", "login", "ip=192.0.2.1")
+    site.ok("pause", "login", "--end")
+    assert [site.ask() for _ in range(4)] == ["allowed"] * 3 + ["denied"]

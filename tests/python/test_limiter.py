@@ -354,13 +354,6 @@ def test_a_timeout_out_of_bounds_is_a_value_error(timeout: float) -> None:
         limiter(timeout=timeout)
 
 
-@pytest.mark.parametrize("kind", ["rediss", "redis+cluster"])
-def test_a_store_that_this_version_lacks_is_said_to_be_missing(kind: str) -> None:
-    with pytest.raises(Error) as caught:
-        limiter(store=f"{kind}://127.0.0.1")
-    assert caught.value.code == "TG_E_UNSUPPORTED"
-
-
 def test_neither_rules_nor_policy_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="policy"):
         Limiter()

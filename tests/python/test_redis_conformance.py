@@ -98,7 +98,8 @@ def test_redis_through_python_equals_the_reference(tiers: str, redis: Server, ma
     def run(cases: list[traces.Case]) -> list[str]:
         return [line for case in cases for line in limiters.play(case, Limiter, clock, store, name=case.title[-64:])]
 
-    some = made[:200]
+    some = [(case, expected) for case, expected in made[:250] if not traces.forces(case)]
+    assert len(some) > 150
     compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))
     assert keeper.name == "keeper"
     assert all(left > 0 for left in redis.keys().values())

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,65 +12,16 @@ import pytest
 from tidegate import ConfigError, Limiter
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import PROGRAM, Connection, Lateness, ReplyError, Server, free_port
-
-
-@dataclass
-class Site:
-    master: Server
-    replica: Server
-    port: int
-    sentinel: subprocess.Popen[bytes]
-
-    @property
-    def uri(self) -> str:
-        # The first one is not there: another is asked.
-        return f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{self.port}/site"
-
-    @property
-    def patient(self) -> str:
-        return f"{self.uri}?timeout_ms=2000"
-
-
-def wait_for(what: str, holds: object, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError, ReplyError):
-            if holds():  # type: ignore[operator]
-                return
-        assert time.monotonic() < end, f"{what}: not in {seconds} s"
-        time.sleep(0.02)
+import sentinel
+from cluster import wait_for
+from sentinel import Site
+from server import Lateness
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    master = Server("--repl-diskless-sync-delay", "0", port=free_port())
-    replica = Server("--repl-diskless-sync-delay", "0", port=free_port())
-    replica("REPLICAOF", "127.0.0.1", master.port)
-    wait_for("a synchronised replica", lambda: b"master_link_status:up" in replica("INFO", "replication"))
-    port = free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\nunixsocket {tmp_path}/sentinel\ndir {tmp_path}\nlogfile {tmp_path}/sentinel.log\n"
-        f"sentinel monitor site 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds site 500\n"
-        "sentinel failover-timeout site 3000\n"
-    )
-    assert PROGRAM
-    sentinel = subprocess.Popen([PROGRAM, str(config), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
-    def knows_replica() -> bool:
-        link = Connection(tmp_path / "sentinel")
-        with contextlib.closing(link):
-            return len(link("SENTINEL", "REPLICAS", "site")) == 1  # type: ignore[arg-type]
-
-    try:
-        wait_for("a sentinel that knows the replica", knows_replica)
-        yield Site(master, replica, port, sentinel)
-    finally:
-        sentinel.kill()
-        sentinel.wait()
-        replica.close()
-        master.close()
+def site() -> Iterator[Site]:
+    with sentinel.site() as one:
+        yield one
 
 
 def test_a_failover_is_survived_with_the_counts_that_had_travelled(site: Site) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,40 @@ def test_a_flask_view_counts_by_its_form(clock: ManualClock) -> None:
     assert client.post("/login", data={"account": "ann"}).get_data(as_text=True) == "ann"
     assert client.post("/login", data={"account": "ann"}).status_code == 429
     assert client.post("/login", data={"account": "bob"}).status_code == 200
+
+
+# ---- reload
+
+
+def test_reloads_between_threads_lose_no_count(tmp_path: Path) -> None:
+    """As workers of a WSGI server do: threads that judge, and the rules changing under them."""
+    path = tmp_path / "rules.yaml"
+    path.write_text("policies: [{name: a, rules: 100000/day sliding_log resolution 60s}]\n")
+    gate = Gate(path, store=f"memory://rules-faces-{next(numbers)}")
+    over = threading.Event()
+    passed = [0, 0, 0]
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}
+
+    def judge(number: int) -> None:
+        while not over.is_set():
+            passed[number] += gate.judge_wsgi(environ).outcome == "allowed"
+
+    threads = [threading.Thread(target=judge, args=(number,)) for number in range(len(passed))]
+    for thread in threads:
+        thread.start()
+    for number in range(50):
+        limit = (100_000, 90_000, 3)[number % 3]
+        path.write_text(f"policies: [{{name: a, rules: {limit}/day sliding_log resolution 60s}}]\n")
+        gate.reload()
+        time.sleep(0.002)
+    over.set()
+    for thread in threads:
+        thread.join()
+    path.write_text("policies: [{name: a, rules: 10000000/day sliding_log resolution 60s}]\n")
+    gate.reload()
+    decision = gate.judge_wsgi(environ).decision
+    assert decision.remaining == 10_000_000 - sum(passed) - 1
+    assert gate.generation == 52
 
 
 # ---- pause_when

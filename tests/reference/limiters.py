@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate._core import hit_within
 from traces import Case, Step, numbers
 
 
@@ -30,6 +31,11 @@ def play(case: Case, limiter_type: Any, clock: Any, store: str, *, name: str) ->
             elif step.verb == "hit":
                 decisions[step] = limiter.hit(dims=dims, cost=step.cost)
                 said.append(words(decisions[step]))
+            elif step.verb == "wait":
+                decisions[step] = hit_within(limiter, step.patience, dims=dims, cost=step.cost)
+                said.append(words(decisions[step]))
+            elif step.verb == "force":
+                raise NotImplementedError("no caller of a limiter can force a hit just so")
             elif step.verb == "peek":
                 said.append(words(limiter.peek(dims=dims, cost=step.cost)))
             elif step.verb == "refund":

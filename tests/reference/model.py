@@ -17,6 +17,9 @@ WEEK = 7 * DAY
 NEVER = None
 WAIT_MAX = 2**53 - 1
 NOTHING = Fraction(0)
+# What a state holds at most, when hits are forced or wait in line: a number every store can keep.
+HELD_MAX = 2**49
+LOG_HELD_MAX = 2**35
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,16 @@ class State:
     def delay(self, rule: Rule, t: int) -> int:
         return 0
 
+    def room(self, rule: Rule, t: int) -> Fraction | int:
+        """Units that a forced hit can still take."""
+        raise NotImplementedError
+
+    def judge(self, rule: Rule, t: int, cost: int, patience: int, forced: bool) -> tuple[bool, int | None, int]:
+        """(allowed, retry_after_us, delay_us) at t, which is `now` already. Only buckets know patience."""
+        allowed = forced or cost == 0 or self.fits(rule, t, cost)
+        retry = 0 if allowed else self.retry(rule, t, cost)
+        return allowed, retry, self.delay(rule, t) if allowed and cost else 0
+
     def numbers(self, rule: Rule, t: int) -> tuple[int, int]:
         """(remaining, reset_after_us) of the state as it is."""
         most = rule.capacity
@@ -93,22 +106,20 @@ class State:
             return NEVER
         return min(smallest(lambda w: self.fits(rule, t + w, cost)), WAIT_MAX)
 
-    def allows(self, rule: Rule, t: int, cost: int) -> bool:
-        return cost == 0 or self.fits(rule, self.now(rule, t), cost)
+    def allows(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> bool:
+        return self.judge(rule, self.now(rule, t), cost, patience, forced)[0]
 
-    def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
-        allowed = self.allows(rule, t, cost)
+    def hit(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> tuple[Verdict, int | None]:
         t = self.now(rule, t)
-        retry = 0 if allowed else self.retry(rule, t, cost)
-        delay = self.delay(rule, t) if allowed and cost else 0
-        stamp = self.take(rule, t, cost) if allowed and cost else None
+        allowed, retry, delay = self.judge(rule, t, cost, patience, forced)
+        stamp = None
+        if allowed and cost:
+            stamp = self.take(rule, t, min(cost, self.room(rule, t)) if forced else cost)
         return Verdict(allowed, *self._order(rule, t, retry), delay), stamp
 
-    def peek(self, rule: Rule, t: int, cost: int) -> Verdict:
-        allowed = self.allows(rule, t, cost)
+    def peek(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> Verdict:
         t = self.now(rule, t)
-        retry = 0 if allowed else self.retry(rule, t, cost)
-        delay = self.delay(rule, t) if allowed and cost else 0
+        allowed, retry, delay = self.judge(rule, t, cost, patience, forced)
         return Verdict(allowed, *self._order(rule, t, retry), delay)
 
     def refund(self, rule: Rule, t: int, cost: int, stamp: int | None = None) -> None:
@@ -142,6 +153,9 @@ class FixedWindow(State):
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         return (self.count if self.running(rule, t) else 0) + cost <= rule.limit
 
+    def room(self, rule: Rule, t: int) -> int:
+        return HELD_MAX - (self.count if self.running(rule, t) else 0)
+
     def take(self, rule: Rule, t: int, cost: int) -> int:
         if not self.running(rule, t):
             self.count, self.start, self.aligned = 0, t, rule.aligned
@@ -173,6 +187,9 @@ class SlidingLog(State):
 
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         return self.used(rule, t) + cost <= rule.limit
+
+    def room(self, rule: Rule, t: int) -> int:
+        return LOG_HELD_MAX - self.used(rule, t)
 
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.entries = [entry for entry in self.entries if entry[0] > t - rule.period_us]
@@ -220,6 +237,9 @@ class SlidingCounter(State):
         still = (index + 1) * rule.period_us - t  # of the period, during which the previous window weighs
         return Fraction(previous * still, rule.period_us) <= rule.limit - current - cost
 
+    def room(self, rule: Rule, t: int) -> int:
+        return HELD_MAX - self.at(rule, t)[1]
+
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.index, self.current, self.previous = self.at(rule, t)
         self.current += cost
@@ -263,6 +283,22 @@ class Bucket(State):
     def fits(self, rule: Rule, t: int, cost: int) -> bool:
         return self.drained(rule, t) <= rule.capacity - cost
 
+    def room(self, rule: Rule, t: int) -> Fraction:
+        return HELD_MAX - self.drained(rule, t)
+
+    def judge(self, rule: Rule, t: int, cost: int, patience: int, forced: bool) -> tuple[bool, int | None, int]:
+        """With patience a hit stands in line: it goes when what stood before it leaves it room (token bucket), or when
+        all of that has left (leaky bucket). It is let in if that comes soon enough; what it takes is taken now."""
+        if forced or not patience or not cost or cost > rule.capacity:
+            return super().judge(rule, t, cost, patience, forced)
+        if self.leaky:
+            wait = smallest(lambda w: self.fresh(rule, t + w))
+        else:
+            wait = smallest(lambda w: self.fits(rule, t + w, cost))
+        if wait <= patience and self.drained(rule, t) + cost <= HELD_MAX:
+            return True, 0, wait
+        return False, min(wait, WAIT_MAX), 0
+
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.level, self.at = self.drained(rule, t) + cost, t
         return t
@@ -281,13 +317,13 @@ class Bucket(State):
 
 
 class Deny(State):
-    def allows(self, rule: Rule, t: int, cost: int) -> bool:
+    def allows(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> bool:
         return False
 
-    def hit(self, rule: Rule, t: int, cost: int) -> tuple[Verdict, int | None]:
+    def hit(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> tuple[Verdict, int | None]:
         return Verdict(False, 0, NEVER, 0), None
 
-    def peek(self, rule: Rule, t: int, cost: int) -> Verdict:
+    def peek(self, rule: Rule, t: int, cost: int, patience: int = 0, forced: bool = False) -> Verdict:
         return Verdict(False, 0, NEVER, 0)
 
     def refund(self, rule: Rule, t: int, cost: int, stamp: int | None = None) -> None:
@@ -330,12 +366,21 @@ class Table:
     def state(self, rule: Rule, key: object) -> State:
         return self.states.get(self.key(rule, key)) or fresh_state(rule)
 
-    def decide(self, targets: list[tuple[Rule, object]], t: int, cost: int, take: bool = True) -> tuple[Joint, list]:
+    def decide(
+        self,
+        targets: list[tuple[Rule, object]],
+        t: int,
+        cost: int,
+        take: bool = True,
+        patience: int = 0,
+        forced: bool = False,
+    ) -> tuple[Joint, list]:
         """All or nothing. Returns the decision and, for refunds, [(rule, key, cost, stamp)] of what was taken."""
-        allowed = all(self.state(rule, key).allows(rule, t, cost) for rule, key in targets)
+        how = (patience, forced)
+        allowed = all(self.state(rule, key).allows(rule, t, cost, *how) for rule, key in targets)
         taken: list = []
         if not take or not allowed:
-            verdicts = [self.state(rule, key).peek(rule, t, cost) for rule, key in targets]
+            verdicts = [self.state(rule, key).peek(rule, t, cost, *how) for rule, key in targets]
         else:
             verdicts, seen = [], {}
             for rule, key in targets:
@@ -345,7 +390,7 @@ class Table:
                     remaining, reset = state.numbers(rule, state.now(rule, t))
                     verdicts.append(Verdict(True, remaining, 0, reset, delay))
                     continue
-                verdict, stamp = state.hit(rule, t, cost)
+                verdict, stamp = state.hit(rule, t, cost, *how)
                 seen[self.key(rule, key)] = verdict.delay_us
                 verdicts.append(verdict)
                 if cost:
@@ -369,8 +414,8 @@ class Table:
         )
         return joint, taken
 
-    def hit(self, targets, t: int, cost: int = 1):
-        return self.decide(targets, t, cost, take=True)
+    def hit(self, targets, t: int, cost: int = 1, patience: int = 0, forced: bool = False):
+        return self.decide(targets, t, cost, take=True, patience=patience, forced=forced)
 
     def peek(self, targets, t: int, cost: int = 1) -> Joint:
         return self.decide(targets, t, cost, take=False)[0]

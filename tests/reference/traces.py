@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rule_text
-from model import DAY, SECOND, Joint, Rule, Table, Verdict
+from model import DAY, SECOND, WAIT_MAX, Joint, Rule, Table, Verdict
 
 
 @dataclass(eq=False)
 class Step:
-    verb: str  # rule, key, offset, hit, peek, refund, undo, reset
+    verb: str  # rule, key, offset, hit, wait, force, peek, refund, undo, reset
     text: str = ""  # rule, key
     at: int = 0  # also the number of an offset
     cost: int = 0
+    patience: int = 0  # wait
     of: Step | None = None  # undo: the hit
     expected: str = ""  # a vector's, worked out by hand
     where: str = ""
+
+
+TAKES = ("hit", "wait", "force")  # what an undo can give back
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Case:
 def lines(steps: Iterable[Step]) -> Iterator[str]:
     number: dict[Step, int] = {}
     for step in steps:
-        if step.verb == "hit":
+        if step.verb in TAKES:
             number[step] = len(number) + 1
         if step.verb in ("rule", "key"):
             yield f"{step.verb} {step.text}"
@@ -47,6 +51,8 @@ def lines(steps: Iterable[Step]) -> Iterator[str]:
             yield f"{step.verb} {step.at}"
         elif step.verb == "undo":
             yield f"undo {step.at} {number[step.of]}"  # type: ignore[index]
+        elif step.verb == "wait":
+            yield f"wait {step.at} {step.cost} {step.patience}"
         else:
             yield f"{step.verb} {step.at} {step.cost}"
 
@@ -74,7 +80,9 @@ def read(text: str, name: str) -> list[Case]:
                 step.of = hits[numbers[1] - 1]
             elif len(numbers) > 1:
                 step.cost = numbers[1]
-        if verb == "hit":
+            if verb == "wait":
+                step.patience = numbers[2]
+        if verb in TAKES:
             hits.append(step)
         cases[-1].steps.append(step)
     return cases
@@ -118,8 +126,8 @@ class Player:
             self.keys = step.text.split()
         elif step.verb == "offset":
             self.offset = step.at
-        elif step.verb == "hit":
-            joint, self.taken[step] = self.table.hit(self.targets(), at, step.cost)
+        elif step.verb in TAKES:
+            joint, self.taken[step] = self.table.hit(self.targets(), at, step.cost, step.patience, step.verb == "force")
             return joint
         elif step.verb == "peek":
             return self.table.peek(self.targets(), at, step.cost)
@@ -139,7 +147,12 @@ def answers(case: Case) -> list[str]:
 
 
 def asked(case: Case) -> list[Step]:
-    return [step for step in case.steps if step.verb in ("hit", "peek")]
+    return [step for step in case.steps if step.verb in (*TAKES, "peek")]
+
+
+def forces(case: Case) -> bool:
+    """Whether it takes what no caller of a limiter can take just so."""
+    return any(step.verb == "force" for step in case.steps)
 
 
 # ---- random cases ----
@@ -155,6 +168,7 @@ class Maker:
         self.random = random.Random(seed)
         self.player = Player()
         self.case = Case(f"seed {seed}", [])
+        self.force = self.random.random() < 0.25
         self.hits: list[Step] = []
         self.waits: list[int] = []  # instants at which something was said to become possible
         self.at = self.random.choice(
@@ -252,6 +266,17 @@ class Maker:
             return min(LIMIT_MAX, self.random.randrange(1 + max(rule.capacity, 1)))
         return min(LIMIT_MAX, self.random.choice([rule.capacity, rule.capacity + 1, rule.limit, LIMIT_MAX]))
 
+    def patience(self) -> int:
+        rule = self.random.choice(self.player.rules)
+        choice = self.random.random()
+        if choice < 0.1:
+            return self.random.choice([0, 1, WAIT_MAX - 1, WAIT_MAX])
+        if choice < 0.4 and self.waits:  # to the microsecond what was said to be the wait
+            return min(WAIT_MAX, max(0, self.random.choice(self.waits[-4:]) - self.at + self.random.choice([-1, 0, 0, 1])))
+        if choice < 0.7 and rule.limit:
+            return self.random.randrange(1 + 4 * rule.period_us // rule.limit)
+        return min(WAIT_MAX, self.random.randrange(1 + 3 * max(rule.period_us, 1)))
+
     def step(self) -> None:
         choice = self.random.random()
         if choice < 0.05:
@@ -269,6 +294,11 @@ class Maker:
             step = Step("reset", at=self.at)
         else:
             step = Step("hit", at=self.at, cost=self.cost())
+            kind = self.random.random()
+            if kind < 0.2:
+                step.verb, step.patience = "wait", self.patience()
+            elif kind < 0.25 and self.force:
+                step.verb = "force"
             self.hits.append(step)
         self.case.steps.append(step)
         joint = self.player.play(step)

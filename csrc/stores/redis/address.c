@@ -194,6 +194,34 @@ parse_sentinels(tg_text text, tg_redis_address *address, tg_error *error)
     return TG_OK;
 }
 
+/* host,host:port: nodes of a cluster, any of which tells of the others */
+static tg_status
+parse_nodes(tg_text text, tg_redis_address *address, tg_error *error)
+{
+    const char *slash = text.length ? memchr(text.data, '/', text.length) : NULL;
+    if (slash) {
+        const tg_status status = parse_db(after(text, slash), address, error);
+        if (status != TG_OK)
+            return status;
+        text = until(text, slash);
+    }
+    do {
+        const char *comma = text.length ? memchr(text.data, ',', text.length) : NULL;
+        if (address->seed_count == TG__SEEDS_MAX)
+            return tg__error(error, TG_E_CONFIG, "a redis+cluster:// URI names at most %d nodes; the cluster tells of "
+                                                 "the others", TG__SEEDS_MAX);
+        const tg_status status = parse_host(comma ? until(text, comma) : text, PORT_DEFAULT,
+                                            &address->seeds[address->seed_count++], error);
+        if (status != TG_OK)
+            return status;
+        text = comma ? after(text, comma) : (tg_text){ NULL, 0 };
+    } while (text.length);
+    char shown[80];
+    snprintf(address->shown, sizeof address->shown, "redis cluster at %s:%u",
+             tg__text_show(tg_text_of(address->seeds[0].host), shown, sizeof shown), address->seeds[0].port);
+    return TG_OK;
+}
+
 static tg_status
 parse_path(tg_text path, tg_redis_address *address, tg_error *error)
 {
@@ -210,9 +238,36 @@ parse_path(tg_text path, tg_redis_address *address, tg_error *error)
     return TG_OK;
 }
 
-static tg_status
-parse_options(const tg_store_uri *uri, tg_redis_address *address, tg_error *error)
+/* Of rediss: files, a name, yes or no. Returns whether it is one of these. */
+static bool
+parse_tls_option(tg_text name, tg_text value, tg_tls_options *tls, tg_status *status, tg_error *error)
 {
+    const struct {
+        const char *name;
+        char **to;
+    } texts[] = { { "ca", &tls->ca }, { "cert", &tls->cert }, { "key", &tls->key }, { "name", &tls->name } };
+    char shown[32];
+    if (tg__text_is(name, "verify")) {
+        tls->verifies = !tg__text_is(value, "no");
+        if (tls->verifies && !tg__text_is(value, "yes"))
+            *status = tg__error(error, TG_E_CONFIG, "Redis option verify=%s: expected yes or no",
+                                tg__text_show(value, shown, sizeof shown));
+        return true;
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (tg__text_is(name, texts[i].name)) {
+            *texts[i].to = decode(value, texts[i].name, status, error);
+            if (*status == TG_OK && !*texts[i].to)
+                *status = tg__error(error, TG_E_CONFIG, "Redis option %s=: it is empty", texts[i].name);
+            return true;
+        }
+    return false;
+}
+
+static tg_status
+parse_options(const tg_store_uri *uri, bool with_tls, tg_tls_options *tls, tg_redis_address *address, tg_error *error)
+{
+    tg_status tls_status = TG_OK;
     for (size_t i = 0; i < uri->option_count; i++) {
         const tg_text name = uri->options[i].name, value = uri->options[i].value;
         char shown[32];
@@ -232,9 +287,12 @@ parse_options(const tg_store_uri *uri, tg_redis_address *address, tg_error *erro
                 return tg__error(error, TG_E_CONFIG, "Redis option timeout_ms=%s: expected 1 to %d",
                                  tg__text_show(value, shown, sizeof shown), TIMEOUT_MS_MAX);
             address->timeout_us = number * 1000;
-        } else {
-            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected db, connections or timeout_ms",
-                             tg__text_show(name, shown, sizeof shown));
+        } else if (!with_tls || !parse_tls_option(name, value, tls, &tls_status, error)) {
+            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected db, connections%s timeout_ms%s",
+                             tg__text_show(name, shown, sizeof shown), with_tls ? "," : " or",
+                             with_tls ? ", ca, cert, key, name or verify" : "");
+        } else if (tls_status != TG_OK) {
+            return tls_status;
         }
     }
     return TG_OK;
@@ -245,17 +303,13 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
 {
     *address = (tg_redis_address){ .connections_max = CONNECTIONS_DEFAULT };
     const bool unix_socket = tg__text_is(uri->scheme, "redis+unix");
-    if (tg__text_is(uri->scheme, "rediss"))
-        return tg__error(error, TG_E_UNSUPPORTED,
-                         "rediss:// needs TLS, which this build was made without (hiredis %d.%d%s)",
-                         HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_MAJOR < 1 ? ", TLS came with 1.0" : "");
-    const bool sentinel = tg__text_is(uri->scheme, "redis+sentinel");
-    if (!unix_socket && !sentinel && !tg__text_is(uri->scheme, "redis")) {
-        char shown[32];
-        return tg__error(error, TG_E_UNSUPPORTED,
-                         "store '%s://' is not available yet; there are redis://, redis+unix:// and redis+sentinel://",
-                         tg__text_show(uri->scheme, shown, sizeof shown));
-    }
+    const bool with_tls = uri->scheme.length >= 6 && memcmp(uri->scheme.data, "rediss", 6) == 0;
+    if (with_tls && !tg__tls_available())
+        return tg__tls_open(NULL, NULL, error);
+    const tg_text kind = with_tls ? after(uri->scheme, uri->scheme.data + 5) : after(uri->scheme, uri->scheme.data + 4);
+    const bool sentinel = tg__text_is(kind, "+sentinel");
+    const bool cluster = tg__text_is(kind, "+cluster");
+    tg_tls_options tls = { .verifies = true };
     tg_text rest = uri->rest;
     /* A password may hold an '@' that was not encoded, and so may a path: the last one before a host, the first before
      * a '/'. */
@@ -270,9 +324,18 @@ tg__redis_address_parse(const tg_store_uri *uri, tg_redis_address *address, tg_e
     if (status == TG_OK)
         status = unix_socket ? parse_path(rest, address, error)
                  : sentinel  ? parse_sentinels(rest, address, error)
+                 : cluster   ? parse_nodes(rest, address, error)
                              : parse_server(rest, address, error);
     if (status == TG_OK)
-        status = parse_options(uri, address, error);
+        status = parse_options(uri, with_tls, &tls, address, error);
+    if (status == TG_OK && cluster && address->db)
+        status = tg__error(error, TG_E_CONFIG, "a Redis cluster has no database but 0, not %u", address->db);
+    if (status == TG_OK && with_tls)
+        status = tg__tls_open(&tls, &address->tls, error);
+    free(tls.ca);
+    free(tls.cert);
+    free(tls.key);
+    free(tls.name);
     if (status != TG_OK)
         tg__redis_address_fini(address);
     return status;
@@ -292,5 +355,7 @@ tg__redis_address_fini(tg_redis_address *address)
 {
     forget(address->user);
     forget(address->password);
+    tg__tls_close(address->tls);
     address->user = address->password = NULL;
+    address->tls = NULL;
 }

@@ -10,13 +10,14 @@
 #include "stores/redis/async.h"
 #include "stores/redis/redis.h"
 
-#include <errno.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
 #define FLUSH_EVERY 16 /* calls: the server then works on these while the next are written */
 #define READ_BYTES 32768
+#define READS_BEFORE_LATE 8
 #define WAKE_NEVER UINT64_MAX
 
 typedef struct redis_async redis_async;
@@ -49,6 +50,7 @@ typedef enum tg_async_state {
     STATE_ASLEEP, /* no connection, and nobody who needs one */
     STATE_LOOKUP,
     STATE_CONNECTING,
+    STATE_SECURING, /* TLS greets first */
     STATE_GREETING,
     STATE_READY
 } tg_async_state;
@@ -335,24 +337,22 @@ flush(redis_async *client)
 {
     client->unflushed = 0;
     while (client->out_sent < client->out_length) {
-        const ssize_t sent = send(atomic_load(&client->wire.fd), client->out + client->out_sent,
-                                  client->out_length - client->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent > 0) {
-            client->out_sent += (size_t)sent;
-            if (client->state == STATE_READY)
-                client->gone_out = client->queue.count;
-            continue;
+        tg_error error;
+        size_t sent;
+        short wants;
+        const tg_trouble trouble = tg__wire_write(&client->wire, client->out + client->out_sent,
+                                                  client->out_length - client->out_sent, &sent, &wants, &error);
+        if (trouble != TG__TROUBLE_NONE) {
+            lose_connection(client, trouble, &error, client->gone_out == 0);
+            return;
         }
-        if (sent == -1 && errno == EINTR)
-            continue;
-        if (sent == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        if (wants) {
             watch(client, client->watched_fd, true);
             return;
         }
-        tg_error error;
-        tg__error_system(&error, TG_E_STORE, errno, "redis: send");
-        lose_connection(client, TG__TROUBLE_LINK, &error, client->gone_out == 0);
-        return;
+        client->out_sent += sent;
+        if (client->state == STATE_READY)
+            client->gone_out = client->queue.count;
     }
     client->out_length = client->out_sent = 0;
     watch(client, client->watched_fd, false);
@@ -437,6 +437,35 @@ greet(redis_async *client)
     flush(client);
 }
 
+static void
+secure_on(redis_async *client)
+{
+    tg_error error;
+    short wants;
+    const tg_trouble trouble = tg__tls_handshake(&client->wire, &wants, &error);
+    if (trouble != TG__TROUBLE_NONE)
+        lose_connection(client, trouble, &error, false);
+    else if (wants)
+        watch(client, atomic_load(&client->wire.fd), wants == POLLOUT);
+    else
+        greet(client);
+}
+
+static void
+connected(redis_async *client)
+{
+    tg_error error;
+    const tg_trouble trouble = tg__wire_secure_begin(&client->wire, &client->store->address, &error);
+    if (trouble != TG__TROUBLE_NONE) {
+        lose_connection(client, trouble, &error, false);
+    } else if (client->wire.tls) {
+        client->state = STATE_SECURING;
+        secure_on(client);
+    } else {
+        greet(client);
+    }
+}
+
 /* The next address, until one can be tried. */
 static void
 connect_on(redis_async *client, tg_trouble trouble, tg_error *error)
@@ -455,7 +484,7 @@ connect_on(redis_async *client, tg_trouble trouble, tg_error *error)
         trouble = tg__wire_connect_begin(&client->wire, &client->store->address, client->address, &connecting, error);
     }
     if (!connecting) {
-        greet(client);
+        connected(client);
         return;
     }
     client->state = STATE_CONNECTING;
@@ -557,46 +586,49 @@ hear_reply(redis_async *client, const redisReply *reply)
         lose_connection(client, meant, &others, false);
 }
 
-static void
-hear(redis_async *client)
+/* false: nothing more is to be read now. */
+static bool
+hear_some(redis_async *client)
 {
     char bytes[READ_BYTES];
     tg_error error;
-    ssize_t got;
-    do {
-        got = recv(atomic_load(&client->wire.fd), bytes, sizeof bytes, MSG_DONTWAIT);
-    } while (got == -1 && errno == EINTR);
-    if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return;
-    if (got <= 0) {
-        if (got == 0)
-            tg__error(&error, TG_E_STORE, "redis: the server closed the connection");
-        else
-            tg__error_system(&error, TG_E_STORE, errno, "redis: receive");
-        lose_connection(client, TG__TROUBLE_LINK, &error, client->gone_out == 0);
-        return;
+    size_t got;
+    short wants;
+    const tg_trouble trouble = tg__wire_read(&client->wire, bytes, sizeof bytes, &got, &wants, &error);
+    if (trouble != TG__TROUBLE_NONE) {
+        lose_connection(client, trouble, &error, client->gone_out == 0);
+        return false;
     }
+    if (wants)
+        return false;
     redisReader *const reader = client->wire.reader;
-    if (redisReaderFeed(reader, bytes, (size_t)got) != REDIS_OK) {
+    if (redisReaderFeed(reader, bytes, got) != REDIS_OK) {
         tg__error(&error, TG_E_STORE, "redis: a reply could not be kept");
         lose_connection(client, TG__TROUBLE_LINK, &error, false);
-        return;
+        return false;
     }
     while (client->wire.reader == reader) { /* else a reply has ended this connection */
         void *reply = NULL;
         if (redisReaderGetReply(reader, &reply) != REDIS_OK) {
             tg__error(&error, TG_E_STORE, "redis: what came is no Redis reply (%s)", reader->errstr);
             lose_connection(client, TG__TROUBLE_LINK, &error, false);
-            return;
+            return false;
         }
         if (!reply)
-            return;
+            return client->wire.tls != NULL; /* what TLS has read ahead no descriptor tells of */
         if (client->state == STATE_GREETING)
             hear_greeting(client, reply);
         else
             hear_reply(client, reply);
         freeReplyObject(reply);
-    }
+    }    return false;
+}
+
+static void
+hear(redis_async *client)
+{
+    while (hear_some(client))
+        continue;
 }
 
 /* ---- called from outside ---- */
@@ -757,11 +789,14 @@ async_ready(tg_store_async *base, int fd, bool readable, bool writable)
     case STATE_CONNECTING: {
         const tg_trouble trouble = tg__wire_connect_end(&client->wire, &client->store->address, &error);
         if (trouble == TG__TROUBLE_NONE)
-            greet(client);
+            connected(client);
         else
             connect_on(client, trouble, &error);
         break;
     }
+    case STATE_SECURING:
+        secure_on(client);
+        break;
     default:
         if (writable && client->watches_write)
             flush(client);
@@ -798,6 +833,10 @@ async_wake(tg_store_async *base)
     enter(client);
     const uint64_t now_us = tg__monotonic_us();
     bool late = false;
+    /* A loop that was held up comes with the timer first: what has been answered meanwhile is no fault of Redis. */
+    for (int reads = 0; reads < READS_BEFORE_LATE && client->state == STATE_READY && client->live_first &&
+                        client->live_first->deadline_us <= now_us; reads++)
+        hear(client);
     while (!client->closing && client->live_first && client->live_first->deadline_us <= now_us) {
         tg_error error;
         tg__error(&error, TG_E_STORE, "%s: no answer in time", client->store->address.shown);

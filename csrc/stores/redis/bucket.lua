@@ -1,18 +1,23 @@
 -- Token bucket (4) and leaky bucket (5). Value: whole units in the bucket, a rest in parts of 1/period, and when. Units
 -- that were used, not time owed: a changed limit or burst then finds what it needs, and nothing is rounded.
+local function drained(rule, units, rest, passed)
+    local period = rule.period
+    local over = passed % period
+    local gone = (passed - over) / period * rule.limit -- may lose digits, but only far above any number of units
+    if gone > units then return 0, 0 end
+    local more, part = divide(over, rule.limit, period)
+    units, rest = units - gone - more, rest - part
+    if rest < 0 then units, rest = units - 1, rest + period end
+    if units < 0 then units, rest = 0, 0 end
+    return units, rest
+end
+
 local function bucket_at(key, now, rule)
     local raw = call('GET', key)
     if not raw then return { now = now, units = 0, rest = 0 }, '' end
     local units, rest, at = unpack('<ddd', raw)
     if now < at then now = at end -- a clock that goes back grants nothing
-    local period = rule.period
-    local over = (now - at) % period
-    local gone = (now - at - over) / period * rule.limit -- may lose digits, but only far above any number of units
-    if gone > units then return { now = now, units = 0, rest = 0 }, raw end
-    local more, part = divide(over, rule.limit, period)
-    units, rest = units - gone - more, rest - part
-    if rest < 0 then units, rest = units - 1, rest + period end
-    if units < 0 then units, rest = 0, 0 end
+    units, rest = drained(rule, units, rest, now - at)
     return { now = now, units = units, rest = rest }, raw
 end
 
@@ -28,12 +33,22 @@ local function bucket_look(key, now, rule)
         units = units - rule.cost
         if units < 0 then units, rest = 0, 0 end
     end
+    if rule.cost == 0 or rule.forced then return true, found, raw end
+    if rule.patience > 0 then
+        local held = units + rule.cost
+        if rule.cost > rule.burst or held > held_max or held == held_max and rest > 0 then return false, found, raw end
+        -- Whether its turn has come when it has lost patience: in a leaky bucket all before it must have left.
+        units, rest = drained(rule, units, rest, rule.patience)
+        if rule.algorithm == 5 then return units == 0 and rest == 0, found, raw end
+    end
     units = units + rule.cost
-    return rule.cost == 0 or units < rule.burst or units == rule.burst and rest == 0, found, raw
+    return units < rule.burst or units == rule.burst and rest == 0, found, raw
 end
 
 local function bucket_take(key, now, rule, found)
-    bucket_store(key, now, rule, found.now, found.units + rule.cost, found.rest)
+    local units, rest = found.units + rule.cost, found.rest
+    if rule.forced and units >= held_max then units, rest = held_max, 0 end
+    bucket_store(key, now, rule, found.now, units, rest)
 end
 
 local function bucket_give(key, now, rule)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #define DESCRIPTION_BYTES 52
+#define PATIENCE_BYTES 8 /* behind it, where there is any */
 
 static bool
 same_counts(const tg_target *a, const tg_target *b)
@@ -78,10 +79,10 @@ static void
 put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
 {
     const tg_rule *rule = target->rule;
-    uint8_t bytes[DESCRIPTION_BYTES], *at = bytes;
+    uint8_t bytes[DESCRIPTION_BYTES + PATIENCE_BYTES], *at = bytes;
     *at++ = rule->algorithm;
     *at++ = key;
-    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0));
+    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0) | (target->forced ? 4 : 0));
     at = put_number(at, (double)rule->limit);
     at = put_number(at, (double)rule->burst);
     at = put_number(at, (double)rule->period_us);
@@ -89,8 +90,11 @@ put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follow
     at = put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (rule->aligned ? 1 : 0) : (double)rule->resolution_us);
     *at++ = target->own;
     /* Before 1970 a week's start is two's complement. */
-    put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us : (double)target->stamp_us);
-    tg__resp_bulk(resp, bytes, sizeof bytes);
+    at = put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us
+                                                           : (double)target->stamp_us);
+    if (target->patience_us > 0)
+        at = put_number(at, (double)target->patience_us);
+    tg__resp_bulk(resp, bytes, (size_t)(at - bytes));
 }
 
 void

@@ -52,9 +52,22 @@ local function divide(x, y, z)
     return quotient, rest
 end
 
--- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged.
+-- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged. One that
+-- is forced fits whatever stands there. Who waits in line has its patience behind the rest.
 local function rule_of(n)
-    local a, key, flags, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', ARGV[n + 1])
-    return { algorithm = a, key = key, charged = flags % 2 == 1, follows = flags >= 2, limit = limit,
-             burst = burst, period = period, cost = cost, option = option, own = own == 1, stamp = stamp }
+    local text = ARGV[n + 1]
+    local a, key, flags, limit, burst, period, cost, option, own, stamp = unpack('<BBBdddddBd', text)
+    local charged = flags % 2 == 1
+    return { algorithm = a, key = key, charged = charged, follows = flags % 4 >= 2, limit = limit, burst = burst,
+             period = period, cost = cost, option = option, own = own == 1, stamp = stamp,
+             forced = flags >= 4 and not charged, patience = #text > 52 and not charged and unpack('<d', text, 53) or 0 }
+end
+
+-- TG_HELD_MAX of algorithms.h, and what a hit takes where `held` units are.
+local held_max = 562949953421312
+local function cost_taken(rule, held, most)
+    if not rule.forced then return rule.cost end
+    local room = most - held
+    if room < 0 then room = 0 end
+    return rule.cost < room and rule.cost or room
 end

@@ -21,7 +21,7 @@ look[1] = function(key, now, rule)
         count = count - rule.cost
         if count < 0 then count = 0 end
     end
-    return rule.cost == 0 or count + rule.cost <= rule.limit, found, raw
+    return rule.cost == 0 or rule.forced or count + rule.cost <= rule.limit, found, raw
 end
 
 take[1] = function(key, now, rule, found)
@@ -33,7 +33,7 @@ take[1] = function(key, now, rule, found)
             start = start - (start - phase) % rule.period
         end
     end
-    fixed_store(key, now, rule, found.count + rule.cost, start)
+    fixed_store(key, now, rule, found.count + cost_taken(rule, found.count, held_max), start)
 end
 
 give[1] = function(key, now, rule)

@@ -11,7 +11,7 @@
 #define SECRET_KEY "tg1:secret"
 #define WORDS_BYTES_MAX 8192 /* all of a greeting but the scripts' texts */
 
-enum step { STEP_AUTH, STEP_SELECT, STEP_ROLE, STEP_SECRET_SET, STEP_SECRET_GET, STEP_SERVER, STEP_MEMORY, STEP_CHECK,
+enum step { STEP_AUTH, STEP_SELECT, STEP_ASKING, STEP_ROLE, STEP_SECRET_SET, STEP_SECRET_GET, STEP_SERVER, STEP_MEMORY, STEP_CHECK,
             STEP_SHA };
 
 static void
@@ -26,6 +26,7 @@ add(tg_greeting *greeting, enum step step, size_t count, const char *const *word
 static void
 compose(tg_redis_store *store, tg_greeting *greeting, const char *secret)
 {
+    char probe[32];
     const tg_redis_address *address = &store->address;
     if (address->user)
         ADD(greeting, STEP_AUTH, "AUTH", address->user, address->password);
@@ -36,8 +37,10 @@ compose(tg_redis_store *store, tg_greeting *greeting, const char *secret)
         snprintf(db, sizeof db, "%u", address->db);
         ADD(greeting, STEP_SELECT, "SELECT", db);
     }
+    if (store->cluster && greeting->whole)
+        ADD(greeting, STEP_ASKING, "ASKING"); /* holds for one command: whether the user may */
     ADD(greeting, STEP_ROLE, "ROLE");
-    if (!store->secret_given) {
+    if (*secret && !store->secret_given) {
         ADD(greeting, STEP_SECRET_SET, "SET", SECRET_KEY, secret, "NX");
         ADD(greeting, STEP_SECRET_GET, "GET", SECRET_KEY);
     }
@@ -45,14 +48,16 @@ compose(tg_redis_store *store, tg_greeting *greeting, const char *secret)
         return;
     ADD(greeting, STEP_SERVER, "INFO", "server");
     ADD(greeting, STEP_MEMORY, "INFO", "memory");
-    const tg_text check = tg__redis_check_script();
-    greeting->steps[greeting->count++] = STEP_CHECK;
-    tg__resp_count(&greeting->resp, '*', 4);
-    tg__resp_bulk(&greeting->resp, "EVAL", 4);
-    tg__resp_bulk(&greeting->resp, check.data, check.length);
-    tg__resp_bulk(&greeting->resp, "1", 1);
-    const char *const probe = store->manual ? "tg1m:{check}" : "tg1:{check}";
-    tg__resp_bulk(&greeting->resp, probe, strlen(probe));
+    snprintf(probe, sizeof probe, "%s", store->manual ? "tg1m:{check}" : "tg1:{check}");
+    if (!store->cluster || tg__cluster_check_key(store, probe)) {
+        const tg_text check = tg__redis_check_script();
+        greeting->steps[greeting->count++] = STEP_CHECK;
+        tg__resp_count(&greeting->resp, '*', 4);
+        tg__resp_bulk(&greeting->resp, "EVAL", 4);
+        tg__resp_bulk(&greeting->resp, check.data, check.length);
+        tg__resp_bulk(&greeting->resp, "1", 1);
+        tg__resp_bulk(&greeting->resp, probe, strlen(probe));
+    }
     static const char sha1[] = "return redis.sha1hex(ARGV[1])";
     for (size_t i = 0; i < TG__SCRIPTS; i++) {
         const tg_text text = tg__redis_script((tg_script)i);
@@ -76,6 +81,13 @@ refuse(const tg_redis_store *store, const char *what, const redisReply *reply, t
     tg__error(error, trouble == TG__TROUBLE_SETUP ? TG_E_CONFIG : TG_E_STORE, "%s: %s: %s", store->address.shown, what,
               explained);
     return trouble;
+}
+
+/* A cluster's slots move at any time, also between the look at the map and the greeting. */
+static bool
+moved(const tg_redis_store *store, const redisReply *reply)
+{
+    return store->cluster && reply->type == REDIS_REPLY_ERROR && tg__cluster_redirects(reply->str);
 }
 
 static bool
@@ -119,8 +131,16 @@ see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, 
         const redisReply refusal = { .type = REDIS_REPLY_ERROR, .str = set_refused };
         return refuse(store, "SET " SECRET_KEY, &refusal, error);
     }
+    if (moved(store, reply)) {
+        refuse(store, "GET " SECRET_KEY, reply, error);
+        return TG__TROUBLE_MOVED;
+    }
     if (reply->type != REDIS_REPLY_STRING || reply->len == 0 || reply->len >= sizeof store->secret)
         return refuse(store, "GET " SECRET_KEY, reply, error);
+    if (store->cluster) {
+        tg__cluster_learns_secret(store, (tg_text){ reply->str, reply->len });
+        return TG__TROUBLE_NONE;
+    }
     pthread_mutex_lock(&store->lock);
     const bool another = atomic_load(&store->scripts_known) && strcmp(store->secret, reply->str) != 0;
     memcpy(store->secret, reply->str, reply->len + 1);
@@ -193,6 +213,8 @@ see_memory(tg_redis_store *store, const redisReply *reply, tg_error *error)
 static tg_trouble
 see_check(tg_redis_store *store, const redisReply *reply, tg_error *error)
 {
+    if (moved(store, reply))
+        return TG__TROUBLE_NONE; /* what the user lacks shows with the first decision */
     if (reply->type != REDIS_REPLY_STRING)
         return refuse(store, "EVAL", reply, error);
     if (reply->len == 0)
@@ -214,6 +236,9 @@ see(tg_redis_store *store, tg_redis_wire *wire, enum step step, const redisReply
         return reply->type == REDIS_REPLY_STATUS ? TG__TROUBLE_NONE : refuse(store, "AUTH", reply, error);
     case STEP_SELECT:
         return reply->type == REDIS_REPLY_STATUS ? TG__TROUBLE_NONE : refuse(store, "SELECT", reply, error);
+    case STEP_ASKING:
+        return reply->type == REDIS_REPLY_STATUS ? TG__TROUBLE_NONE
+                                                 : refuse(store, "ASKING (a cluster's user needs +asking)", reply, error);
     case STEP_ROLE:
         return see_role(store, reply, error);
     case STEP_SECRET_SET:
@@ -252,12 +277,16 @@ tg__greeting_begin(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *gree
         tg__error(error, TG_E_NOMEM, "redis: %zu bytes", greeting->resp.size);
         return TG__TROUBLE_LINK;
     }
-    char secret[sizeof store->secret];
-    pthread_mutex_lock(&store->lock);
-    memcpy(secret, store->secret, sizeof secret);
-    pthread_mutex_unlock(&store->lock);
+    char secret[sizeof store->secret] = "";
+    if (store->cluster) {
+        tg__cluster_offers_secret(store, secret);
+    } else {
+        pthread_mutex_lock(&store->lock);
+        memcpy(secret, store->secret, sizeof secret);
+        pthread_mutex_unlock(&store->lock);
+    }
     compose(store, greeting, secret);
-    if (store->secret_given)
+    if (store->secret_given && !store->cluster)
         tg__redis_keyring_init(&wire->keyring, tg_text_of(secret), store->manual);
     explicit_bzero(secret, sizeof secret);
     if (greeting->resp.full) {

@@ -45,12 +45,15 @@ begin_child(void)
             if (fd != -1)
                 close(fd);
             wire->reader = NULL; /* lost, a few KiB: its owner may have been in the middle of it */
+            wire->tls = NULL;
             wire->taken = false;
         }
         store->idle_count = 0;
         atomic_store(&store->probing, false);
         if (store->keeper)
             tg__keeper_after_fork(store->keeper);
+        if (store->cluster)
+            tg__cluster_begin_child(store->cluster);
     }
 }
 
@@ -101,6 +104,16 @@ tg__pool_fini(tg_redis_store *store)
     free(store->wires);
     pthread_cond_destroy(&store->freed);
     pthread_mutex_destroy(&store->lock);
+}
+
+/* Those in use are closed when they are given back unsound, or stay. */
+void
+tg__pool_close_idle(tg_redis_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    while (store->idle_count > 0)
+        tg__wire_close(&store->wires[store->idle_order[--store->idle_count]]);
+    pthread_mutex_unlock(&store->lock);
 }
 
 static tg_redis_wire *

@@ -23,16 +23,20 @@ redis_of(tg_store *store)
 
 /* EVALSHA, or EVAL with the whole text. One wire, one call under way. */
 static tg_trouble
-send_call(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, bool whole,
-          const tg_resp *arguments, uint64_t deadline_us, bool *unsent, tg_error *error)
+send_call(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, bool whole, const tg_resp *arguments,
+          uint64_t deadline_us, bool *unsent, tg_error *error)
 {
+    static const char asking[] = "*1\r\n$6\r\nASKING\r\n";
     char head_bytes[128];
     tg_resp head = { .data = head_bytes, .size = sizeof head_bytes };
-    tg__call_head(&head, store, call, op, whole);
-    struct iovec pieces[4] = { { head_bytes, head.length } };
-    int count = 1;
+    tg__call_head(&head, store, question->call, question->op, whole);
+    struct iovec pieces[5];
+    int count = 0;
+    if (question->asking)
+        pieces[count++] = (struct iovec){ (void *)(uintptr_t)asking, sizeof asking - 1 };
+    pieces[count++] = (struct iovec){ head_bytes, head.length };
     if (whole) {
-        const tg_text text = tg__redis_script(tg__call_script(call, op));
+        const tg_text text = tg__redis_script(tg__call_script(question->call, question->op));
         pieces[count++] = (struct iovec){ (void *)(uintptr_t)text.data, text.length };
         pieces[count++] = (struct iovec){ (void *)(uintptr_t) "\r\n", 2 };
     }
@@ -40,28 +44,42 @@ send_call(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *c
     return tg__wire_send(wire, pieces, count, deadline_us, unsent, error);
 }
 
+/* The reply to the call; what ASKING says before it matters only when it is refused. */
+static tg_trouble
+hear(tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply, tg_error *error)
+{
+    if (question->asking) {
+        const tg_trouble trouble = tg__wire_reply(wire, deadline_us, reply, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        freeReplyObject(*reply);
+        *reply = NULL;
+    }
+    return tg__wire_reply(wire, deadline_us, reply, error);
+}
+
 /* The reply of the script, or of DEL. An error reply becomes the trouble it means. */
 static tg_trouble
-exchange(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *call, const tg_target *targets,
-         size_t target_count, uint64_t manual_now_us, uint64_t deadline_us, bool *unsent, redisReply **reply,
-         tg_error *error)
+exchange(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, bool *unsent,
+         redisReply **reply, tg_error *error)
 {
     char bytes[TG__CALL_BYTES_MAX];
     tg_resp resp = { .data = bytes, .size = sizeof bytes };
-    tg__call_arguments(&resp, store, &wire->keyring, op, call, targets, target_count, manual_now_us);
+    tg__call_arguments(&resp, store, question->keyring ? question->keyring : &wire->keyring, question->op,
+                       question->call, question->targets, question->target_count, question->manual_now_us);
     if (resp.full) { /* cannot be: see TG__CALL_BYTES_MAX */
         tg__error(error, TG_E_STORE, "redis: a call over %d bytes", TG__CALL_BYTES_MAX);
         return TG__TROUBLE_REFUSED;
     }
     for (bool whole = false;; whole = true) {
-        const tg_trouble sent = send_call(store, wire, op, call, whole, &resp, deadline_us, unsent, error);
+        const tg_trouble sent = send_call(store, wire, question, whole, &resp, deadline_us, unsent, error);
         if (sent != TG__TROUBLE_NONE)
             return sent;
-        const tg_trouble trouble = tg__wire_reply(wire, deadline_us, reply, error);
+        const tg_trouble trouble = hear(wire, question, deadline_us, reply, error);
         if (trouble != TG__TROUBLE_NONE || (*reply)->type != REDIS_REPLY_ERROR)
             return trouble;
         /* Nothing ran: a restart or SCRIPT FLUSH has taken the script away, and repeating is safe. Once. */
-        if (!whole && op != TG_OP_RESET && tg__redis_unknown_script((*reply)->str)) {
+        if (!whole && question->op != TG_OP_RESET && tg__redis_unknown_script((*reply)->str)) {
             freeReplyObject(*reply);
             *reply = NULL;
             continue;
@@ -69,26 +87,25 @@ exchange(tg_redis_store *store, tg_redis_wire *wire, tg_op op, const tg_call *ca
         char explained[320];
         const tg_trouble meant = tg__redis_trouble((*reply)->str, explained, sizeof explained);
         tg__error(error, TG_E_STORE, "%s: %s", store->address.shown, explained);
-        return meant;
+        return store->cluster && tg__cluster_redirects((*reply)->str) ? TG__TROUBLE_MOVED : meant;
     }
 }
 
-/* Takes a connection and asks over it. A connection that broke before one byte of the call was out is replaced once. */
-static tg_trouble
-ask(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets, size_t target_count,
-    uint64_t manual_now_us, uint64_t deadline_us, redisReply **reply, tg_error *error)
+tg_trouble
+tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+              bool *unsent, tg_error *error)
 {
     for (unsigned attempt = 0;; attempt++) {
         tg_redis_wire *wire = NULL;
+        *unsent = true;
         tg_trouble trouble = tg__pool_take(store, deadline_us, &wire, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
-        bool unsent = false;
-        trouble = exchange(store, wire, op, call, targets, target_count, manual_now_us, deadline_us, &unsent, reply,
-                           error);
+        trouble = exchange(store, wire, question, deadline_us, unsent, reply, error);
         /* After a timeout the late reply would be taken for the next one's; a replica's connection leads nowhere. */
-        tg__pool_give(store, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED);
-        if (trouble == TG__TROUBLE_LINK && unsent && attempt == 0)
+        tg__pool_give(store, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED ||
+                                       trouble == TG__TROUBLE_MOVED);
+        if (trouble == TG__TROUBLE_LINK && *unsent && attempt == 0)
             continue;
         return trouble;
     }
@@ -113,8 +130,11 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
     if (!tg__breaker_passes(store, &probe))
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     const uint64_t deadline_us = tg__monotonic_us() + store->timeout_us;
+    const tg_inquiry question = { .op = op, .call = &call, .targets = targets, .target_count = target_count,
+                                   .manual_now_us = manual_now_us };
     redisReply *reply = NULL;
-    tg_trouble trouble = ask(store, op, &call, targets, target_count, manual_now_us, deadline_us, &reply, error);
+    bool unsent;
+    tg_trouble trouble = tg__redis_ask(store, &question, deadline_us, &reply, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)
         trouble = tg__redis_read(store, op, &call, targets, target_count, reply, results, error);
     if (reply)
@@ -279,27 +299,29 @@ static const tg_store_ops redis_ops = {
     .metrics = redis_metrics,
     .override_set = redis_override_set,
     .override_list = redis_override_list,
+    .examine = tg__redis_examine,
 };
 
 /* ---- opening ---- */
 
-/* From the environment, or one of our own to offer: the first that reaches Redis is kept there for all. */
-static tg_status
-choose_secret(tg_redis_store *store, tg_error *error)
+/* One of our own is only an offer: the first that reaches Redis is kept there for all. */
+tg_status
+tg__redis_choose_secret(char secret[128], bool *given, tg_error *error)
 {
-    const char *given = getenv("TIDEGATE_SECRET");
-    if (given && *given) {
-        if (strlen(given) >= sizeof store->secret)
-            return tg__error(error, TG_E_CONFIG, "TIDEGATE_SECRET has at most %zu bytes", sizeof store->secret - 1);
-        memcpy(store->secret, given, strlen(given) + 1);
-        store->secret_given = true;
+    const char *environment = getenv("TIDEGATE_SECRET");
+    *given = environment && *environment;
+    if (*given) {
+        if (strlen(environment) >= sizeof((tg_redis_store *)0)->secret)
+            return tg__error(error, TG_E_CONFIG, "TIDEGATE_SECRET has at most %zu bytes",
+                             sizeof((tg_redis_store *)0)->secret - 1);
+        memcpy(secret, environment, strlen(environment) + 1);
         return TG_OK;
     }
     uint8_t bytes[32];
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
         return tg__error_system(error, TG_E_SYSTEM, errno, "redis: random bytes for a secret");
     for (size_t i = 0; i < sizeof bytes; i++)
-        snprintf(store->secret + 2 * i, 3, "%02x", bytes[i]);
+        snprintf(secret + 2 * i, 3, "%02x", bytes[i]);
     explicit_bzero(bytes, sizeof bytes);
     return TG_OK;
 }
@@ -331,8 +353,21 @@ look_at_server(tg_redis_store *store, tg_error *error)
 }
 
 tg_status
+tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    tg_redis_address address;
+    (void)rule; /* as in redis_admit_rule */
+    const tg_status status = tg__redis_address_parse(uri, &address, error);
+    if (status == TG_OK)
+        tg__redis_address_fini(&address);
+    return status;
+}
+
+tg_status
 tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
 {
+    if (tg__text_is(uri->scheme, "redis+cluster") || tg__text_is(uri->scheme, "rediss+cluster"))
+        return tg__cluster_open(uri, options, opened, error);
     tg_redis_store *store = calloc(1, sizeof *store);
     if (!store)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *store);
@@ -348,7 +383,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)
-        status = choose_secret(store, error);
+        status = tg__redis_choose_secret(store->secret, &store->secret_given, error);
     if (status == TG_OK) {
         store->names = tg__redis_names_open();
         if (!store->names)

@@ -22,7 +22,8 @@ typedef enum tg_trouble {
     TG__TROUBLE_TIMEOUT, /* whether the call took effect is not known */
     TG__TROUBLE_PAUSED,  /* reached, but it answers nothing for now: loading, busy, no master */
     TG__TROUBLE_REFUSED, /* this one call was refused: full, too few replicas, a foreign value */
-    TG__TROUBLE_SETUP    /* a person has to change something: password, permissions, a cluster's node */
+    TG__TROUBLE_SETUP,   /* a person has to change something: password, permissions, a cluster's node */
+    TG__TROUBLE_MOVED    /* within a cluster: nothing ran, another node is to be asked, or this one a moment later */
 } tg_trouble;
 
 /* What an error reply means. `explained` receives the reply and what to do about it. */
@@ -34,17 +35,28 @@ bool tg__redis_unknown_script(const char *reply);
 #define TG__REDIS_HOST_MAX 255
 #define TG__SENTINELS_MAX 8
 #define TG__SENTINEL_NAME_MAX 64
+#define TG__SEEDS_MAX 8
 
 typedef struct tg_redis_host {
     char host[TG__REDIS_HOST_MAX + 1];
     uint16_t port;
 } tg_redis_host;
 
+typedef struct tg_tls tg_tls;
+
+typedef struct tg_tls_options {
+    char *ca;         /* file or folder of certificates to trust; NULL: the system's */
+    char *cert, *key; /* our own, where the server asks for one */
+    char *name;       /* what the server's certificate has to be for; NULL: the host */
+    bool verifies;
+} tg_tls_options;
+
 typedef struct tg_redis_address {
     char host[TG__REDIS_HOST_MAX + 1]; /* or the socket's path */
     uint16_t port;                     /* 0: a unix socket */
     unsigned db;
     char *user, *password; /* NULL: none */
+    tg_tls *tls; /* rediss: what every connection needs; NULL: none */
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
     uint64_t timeout_us; /* 0: not said in the URI */
@@ -52,6 +64,9 @@ typedef struct tg_redis_address {
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     size_t sentinel_count;
     char master[TG__SENTINEL_NAME_MAX + 1];
+    /* redis+cluster: nodes to ask for the others. `host` is then empty. */
+    tg_redis_host seeds[TG__SEEDS_MAX];
+    size_t seed_count;
 } tg_redis_address;
 
 /* TG_E_CONFIG names the piece; TG_E_UNSUPPORTED for kinds of address that this build cannot serve. No message holds a
@@ -72,6 +87,7 @@ typedef struct tg_redis_wire {
     bool taken;     /* under the pool's lock */
     uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
     redisReader *reader;
+    void *tls; /* NULL: none */
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 
@@ -84,8 +100,13 @@ tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, u
                          tg_error *error);
 /* The reply is the caller's: freeReplyObject. An error reply is a reply. */
 tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error);
+/* What can be moved at this instant, for who does not wait. 0 and no trouble: *wants (POLLIN or POLLOUT) has to come
+ * first. A reading may leave more behind that no descriptor tells of: read until it wants. */
+tg_trouble tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
+                          tg_error *error);
+tg_trouble tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error);
 /* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. */
-bool tg__wire_sound(const tg_redis_wire *wire);
+bool tg__wire_sound(tg_redis_wire *wire);
 void tg__wire_close(tg_redis_wire *wire);
 
 /* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses
@@ -102,6 +123,22 @@ void tg__lookup_give_up(tg_lookup *lookup); /* accepts NULL */
 tg_trouble tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, const struct addrinfo *to,
                                   bool *connecting, tg_error *error);
 tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+/* After connecting: where the address asks for TLS, its beginning. Then tg__tls_handshake until it wants nothing. */
+tg_trouble tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
+
+/* ---- TLS: see tls.c ---- */
+
+bool tg__tls_available(void);
+tg_status tg__tls_open(const tg_tls_options *options, tg_tls **tls, tg_error *error);
+tg_tls *tg__tls_retain(tg_tls *tls); /* accepts NULL */
+void tg__tls_close(tg_tls *tls);     /* of the last who has it; accepts NULL */
+tg_trouble tg__tls_begin(tg_redis_wire *wire, const tg_tls *tls, const char *host, tg_error *error);
+tg_trouble tg__tls_handshake(tg_redis_wire *wire, short *wants, tg_error *error);
+tg_trouble tg__tls_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
+                         tg_error *error);
+tg_trouble tg__tls_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error);
+bool tg__tls_quiet(tg_redis_wire *wire);
+void tg__tls_end(void *tls);
 
 /* A command in the making: RESP bulk strings behind each other in the caller's buffer. */
 typedef struct tg_resp {
@@ -159,8 +196,12 @@ size_t tg__redis_identity_text(const tg_redis_keyring *keyring, const tg_identit
 
 #define TG__REDIS_CONNECTIONS_MAX 256
 
+typedef struct tg_cluster tg_cluster;
+
+/* One server: a store by itself, or a node of a cluster's store. */
 typedef struct tg_redis_store {
     tg_store base; /* first: a tg_store * is one of these */
+    tg_cluster *cluster; /* whose node this is: secret, names and address' strings are the cluster's; NULL: none's */
     tg_redis_address address;
     uint64_t timeout_us;
     bool manual;
@@ -198,6 +239,10 @@ bool tg__pool_spare(tg_redis_store *store, bool open);
 unsigned tg__fork_generation(void); /* another in each forked child */
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
+void tg__pool_close_idle(tg_redis_store *store);
+
+/* tg_store_ops.examine */
+tg_status tg__redis_examine(tg_store *base, tg_error *error);
 
 /* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
  * memory policy, permissions and the scripts' names. */
@@ -206,7 +251,7 @@ tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t 
 /* The same in pieces, for who does not wait: send `resp`, then hear each reply until `at` is `count`. */
 typedef struct tg_greeting {
     tg_resp resp;
-    unsigned char steps[16 + TG__SCRIPTS];
+    unsigned char steps[20 + TG__SCRIPTS];
     size_t count, at;
     bool whole; /* the first of this store */
     size_t sha_count;
@@ -246,6 +291,24 @@ void tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *ca
 void tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *keyring, tg_op op,
                         const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us);
 
+/* Asks over a connection of the store's pool by the deadline; one that broke before a byte of the call was out is
+ * replaced once. The reply is the caller's also when it is an error's.
+ *
+ * unsent   set when the call certainly did not run
+ * asking   a cluster's node is told first that it is asked for a slot which it does not have yet */
+typedef struct tg_inquiry {
+    tg_op op;
+    const tg_call *call;
+    const tg_target *targets;
+    size_t target_count;
+    const tg_redis_keyring *keyring; /* NULL: the connection's */
+    uint64_t manual_now_us;
+    bool asking;
+} tg_inquiry;
+
+tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+                         bool *unsent, tg_error *error);
+
 /* ---- answers ---- */
 
 /* What a reply that is no error means for `results`. */
@@ -253,6 +316,22 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* Tells the breaker; TG_OK or TG_E_STORE. */
 tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
+
+/* ---- a cluster ---- */
+
+tg_status tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **store, tg_error *error);
+/* What a secret is to be offered or kept to the node that has it; false: this node does not, or none is asked for. */
+bool tg__cluster_offers_secret(tg_redis_store *node, char secret[128]);
+void tg__cluster_learns_secret(tg_redis_store *node, tg_text secret);
+/* "tg1:{check12}", in a slot of this node's. false: it has none. */
+bool tg__cluster_check_key(tg_redis_store *node, char key[32]);
+bool tg__cluster_redirects(const char *reply);
+#define TG__SLOTS 16384
+unsigned tg__cluster_slot(tg_text hashed);
+void tg__cluster_begin_child(tg_cluster *cluster);
+
+/* From the environment, or one of our own to offer; `given` tells which. */
+tg_status tg__redis_choose_secret(char secret[128], bool *given, tg_error *error);
 
 /* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
 bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,

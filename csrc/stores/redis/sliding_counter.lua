@@ -33,11 +33,12 @@ look[3] = function(key, now, rule)
     end
     local weight, part = divide(previous, rule.period - found.into, rule.period)
     if part > 0 then weight = weight + 1 end
-    return rule.cost == 0 or current + weight + rule.cost <= rule.limit, found, raw
+    return rule.cost == 0 or rule.forced or current + weight + rule.cost <= rule.limit, found, raw
 end
 
 take[3] = function(key, now, rule, found)
-    counter_store(key, now, rule, found.index, found.current + rule.cost, found.previous)
+    local cost = cost_taken(rule, found.current, held_max)
+    counter_store(key, now, rule, found.index, found.current + cost, found.previous)
 end
 
 give[3] = function(key, now, rule)

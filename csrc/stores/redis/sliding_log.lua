@@ -88,8 +88,8 @@ local function time_of_unit(log, wanted)
     end
     while from < to do
         local middle = floor((from + to) / 2)
-        _, sum = entry(call('LINDEX', log.key, middle))
-        if beyond(sum, log.before) >= wanted then to = middle else from = middle + 1 end
+        local _, middle_sum = entry(call('LINDEX', log.key, middle))
+        if beyond(middle_sum, log.before) >= wanted then to = middle else from = middle + 1 end
     end
     return (entry(call('LINDEX', log.key, from)))
 end
@@ -101,7 +101,7 @@ look[2] = function(key, now, rule)
     local own = 0
     if rule.charged then own = rule.cost < log.units and rule.cost or log.units end
     local used = log.units - own
-    local fits = rule.cost == 0 or used + rule.cost <= rule.limit
+    local fits = rule.cost == 0 or rule.forced or used + rule.cost <= rule.limit
     local makes_room, last, leaves = -1, -1, -1
     if not fits and rule.cost <= rule.limit then makes_room = time_of_unit(log, used + rule.cost - rule.limit) end
     local told = (fits or rule.follows) and log.units or used
@@ -114,9 +114,10 @@ look[2] = function(key, now, rule)
 end
 
 take[2] = function(key, now, rule, log)
+    local cost = cost_taken(rule, log.units, 34359738368) -- TG_LOG_HELD_MAX: sums stay within 2^39 of each other
     local lasts = expiry(log.now + rule.period - now)
     if log.empty then
-        call('RPUSH', key, entry_text(0, 0), entry_text(log.now, rule.cost))
+        call('RPUSH', key, entry_text(0, 0), entry_text(log.now, cost))
         -- Both or none also where PEXPIRE has been forbidden since this store was opened.
         local done = redis.pcall('PEXPIRE', key, lasts)
         if type(done) == 'table' and done.err then
@@ -133,7 +134,7 @@ take[2] = function(key, now, rule, log)
         if log.marked then call('LSET', key, 0, entry_text(0, log.before)) end
     end
     local sum = log.units > 0 and log.sum or log.before -- all given back: the mark lies beyond the newest
-    local text = entry_text(log.now, (sum + rule.cost) % 1099511627776)
+    local text = entry_text(log.now, (sum + cost) % 1099511627776)
     if rule.option > 0 and log.first and floor(log.newest / rule.option) == floor(log.now / rule.option) then
         call('LSET', key, -1, text)
     else

@@ -71,6 +71,7 @@ struct tg_lookup {
     size_t sentinel_count; /* 0: `server` is where to go */
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     char master[TG__SENTINEL_NAME_MAX + 1];
+    tg_tls *tls; /* for the sentinels too */
 };
 
 static void
@@ -81,6 +82,7 @@ lookup_free(tg_lookup *lookup)
     if (lookup->answered != -1)
         close(lookup->answered);
     pthread_mutex_destroy(&lookup->lock);
+    tg__tls_close(lookup->tls);
     free(lookup);
 }
 
@@ -91,12 +93,22 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
     const uint64_t now_us = tg__monotonic_us();
     if (now_us >= lookup->deadline_us)
         return false;
-    const uint64_t share_us = (lookup->deadline_us - now_us) / left; /* one that is silent must not cost all of it */
-    const struct timeval wait = { (time_t)(share_us / 1000000), (suseconds_t)(share_us % 1000000) };
-    redisContext *link = redisConnectWithTimeout(sentinel->host, sentinel->port, wait);
+    const uint64_t until_us = now_us + (lookup->deadline_us - now_us) / left; /* one that is silent must not cost it all */
+    tg_redis_address address = { .port = sentinel->port, .tls = lookup->tls };
+    snprintf(address.host, sizeof address.host, "%s", sentinel->host);
+    snprintf(address.shown, sizeof address.shown, "sentinel %s:%u", sentinel->host, sentinel->port);
+    tg_redis_wire wire = { .fd = -1 };
+    char bytes[192];
+    tg_resp resp = { .data = bytes, .size = sizeof bytes };
+    tg__resp_command(&resp, 3, (const char *const[]){ "SENTINEL", "GET-MASTER-ADDR-BY-NAME", lookup->master });
     redisReply *reply = NULL;
-    if (link && !link->err && redisSetTimeout(link, wait) == REDIS_OK)
-        reply = redisCommand(link, "SENTINEL GET-MASTER-ADDR-BY-NAME %s", lookup->master);
+    tg_error error;
+    const char *said = NULL;
+    if (tg__wire_open(&wire, &address, until_us, &error) != TG__TROUBLE_NONE)
+        said = address.tls ? error.message : "is not reached";
+    else if (tg__wire_send(&wire, &(struct iovec){ bytes, resp.length }, 1, until_us, NULL, &error) != TG__TROUBLE_NONE ||
+             tg__wire_reply(&wire, until_us, &reply, &error) != TG__TROUBLE_NONE)
+        said = "does not answer";
     bool known = false;
     if (reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
         reply->element[0]->type == REDIS_REPLY_STRING && reply->element[1]->type == REDIS_REPLY_STRING &&
@@ -109,15 +121,13 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
         }
     }
     if (!known)
-        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %s", sentinel->host, sentinel->port,
-                 !link || link->err ? "is not reached"
-                 : !reply           ? "does not answer"
+        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %.120s", sentinel->host, sentinel->port,
+                 said ? said
                  : reply->type == REDIS_REPLY_NIL || reply->type == REDIS_REPLY_ARRAY ? "does not know this master"
                                                                                       : "refuses to say");
     if (reply)
         freeReplyObject(reply);
-    if (link)
-        redisFree(link);
+    tg__wire_close(&wire);
     return known;
 }
 
@@ -125,7 +135,7 @@ static void *
 lookup_run(void *argument)
 {
     tg_lookup *lookup = argument;
-    /* The application's handlers are for its own threads, and a broken sentinel raises SIGPIPE in this one. */
+    /* The application's handlers are for its own threads. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
@@ -166,6 +176,7 @@ lookup_start(const tg_redis_address *address, uint64_t deadline_us, tg_error *er
     }
     pthread_mutex_init(&lookup->lock, NULL);
     lookup->deadline_us = deadline_us;
+    lookup->tls = tg__tls_retain(address->tls);
     memcpy(lookup->server.host, address->host, sizeof lookup->server.host);
     lookup->server.port = address->port;
     lookup->sentinel_count = address->sentinel_count;
@@ -337,16 +348,51 @@ connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadl
     return trouble;
 }
 
+/* Who a certificate has to be for: the host as it was given, or, where a sentinel named it, where we are. */
+static const char *
+peer_name(const tg_redis_wire *wire, const tg_redis_address *address, char *text, size_t size)
+{
+    struct sockaddr_storage peer;
+    socklen_t bytes = sizeof peer;
+    if (address->host[0] || getpeername(atomic_load(&wire->fd), (struct sockaddr *)&peer, &bytes) == -1 ||
+        getnameinfo((struct sockaddr *)&peer, bytes, text, (socklen_t)size, NULL, 0, NI_NUMERICHOST) != 0)
+        return address->host;
+    return text;
+}
+
+tg_trouble
+tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error)
+{
+    char text[64];
+    return address->tls ? tg__tls_begin(wire, address->tls, peer_name(wire, address, text, sizeof text), error)
+                        : TG__TROUBLE_NONE;
+}
+
+static tg_trouble
+secure(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
+{
+    tg_trouble trouble = tg__wire_secure_begin(wire, address, error);
+    for (short wants = 0; trouble == TG__TROUBLE_NONE && wire->tls;) {
+        trouble = tg__tls_handshake(wire, &wants, error);
+        if (trouble != TG__TROUBLE_NONE || wants == 0)
+            break;
+        trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "TLS", error);
+    }
+    return trouble;
+}
+
 tg_trouble
 tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
 {
-    const tg_trouble trouble = connect_any(wire, address, deadline_us, error);
+    tg_trouble trouble = connect_any(wire, address, deadline_us, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = secure(wire, address, deadline_us, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     const int fd = atomic_load(&wire->fd);
     const struct timeval wait = { 0, RECEIVES_FOR_US };
-    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == -1 ||
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1) {
+    if (!wire->tls && (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == -1 ||
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1)) {
         tg__error_system(error, TG_E_STORE, errno, "redis: a socket that waits");
         return TG__TROUBLE_LINK;
     }
@@ -364,7 +410,11 @@ tg__wire_close(tg_redis_wire *wire)
 {
     const int fd = atomic_exchange(&wire->fd, -1); /* first: a child forked now must not close a reused number */
     redisReader *reader = wire->reader;
+    void *tls = wire->tls;
     wire->reader = NULL;
+    wire->tls = NULL;
+    if (tls)
+        tg__tls_end(tls); /* says nothing to the server */
     if (fd != -1)
         close(fd);
     if (reader)
@@ -374,11 +424,92 @@ tg__wire_close(tg_redis_wire *wire)
 /* ---- talking ---- */
 
 tg_trouble
+tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants, tg_error *error)
+{
+    if (wire->tls)
+        return tg__tls_write(wire, data, length, sent, wants, error);
+    *sent = 0;
+    *wants = 0;
+    ssize_t moved;
+    do {
+        moved = send(atomic_load(&wire->fd), data, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (moved == -1 && errno == EINTR);
+    if (moved >= 0) {
+        *sent = (size_t)moved;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        *wants = POLLOUT;
+    } else {
+        tg__error_system(error, TG_E_STORE, errno, "redis: send");
+        return TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+tg_trouble
+tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error)
+{
+    if (wire->tls)
+        return tg__tls_read(wire, data, size, got, wants, error);
+    *got = 0;
+    *wants = 0;
+    ssize_t moved;
+    do {
+        moved = recv(atomic_load(&wire->fd), data, size, MSG_DONTWAIT);
+    } while (moved == -1 && errno == EINTR);
+    if (moved > 0) {
+        *got = (size_t)moved;
+    } else if (moved == 0) {
+        tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+        return TG__TROUBLE_LINK;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        *wants = POLLIN;
+    } else {
+        tg__error_system(error, TG_E_STORE, errno, "redis: receive");
+        return TG__TROUBLE_LINK;
+    }
+    return TG__TROUBLE_NONE;
+}
+
+/* In records as large as they get: each piece in one of its own would be a packet of its own. */
+static tg_trouble
+send_secured(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent, tg_error *error)
+{
+    char record[16384];
+    while (count > 0) {
+        size_t length = 0, sent;
+        for (int i = 0; i < count && length < sizeof record; i++) {
+            const size_t room = sizeof record - length, taken = pieces[i].iov_len < room ? pieces[i].iov_len : room;
+            memcpy(record + length, pieces[i].iov_base, taken);
+            length += taken;
+        }
+        short wants = 0;
+        tg_trouble trouble = length ? tg__tls_write(wire, record, length, &sent, &wants, error) : TG__TROUBLE_NONE;
+        if (trouble == TG__TROUBLE_NONE && wants)
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "sending", error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        if (wants)
+            continue; /* with the same bytes */
+        if (unsent)
+            *unsent = false;
+        for (sent = length ? sent : 0; count > 0 && sent >= pieces->iov_len; pieces++, count--)
+            sent -= pieces->iov_len;
+        if (count > 0) {
+            pieces->iov_base = (char *)pieces->iov_base + sent;
+            pieces->iov_len -= sent;
+        }
+    }
+    return TG__TROUBLE_NONE;
+}
+
+tg_trouble
 tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent, tg_error *error)
 {
     const int fd = atomic_load(&wire->fd);
     if (unsent)
         *unsent = true;
+    if (wire->tls)
+        return send_secured(wire, pieces, count, deadline_us, unsent, error);
     while (count > 0) {
         const struct msghdr message = { .msg_iov = pieces, .msg_iovlen = (size_t)count };
         ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -412,6 +543,24 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
  * long recv waits is only roughly what SO_RCVTIMEO says (the kernel's timers are coarse: 4 to 32 ms), so it is given a
  * short while, and a deadline that is near, or a reply that is slow, is waited for with ppoll. */
 static tg_trouble
+receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline_us, ssize_t *got, tg_error *error)
+{
+    for (;;) {
+        short wants;
+        size_t length;
+        tg_trouble trouble = tg__tls_read(wire, bytes, size, &length, &wants, error);
+        if (trouble == TG__TROUBLE_NONE && wants)
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "reply", error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        if (wants)
+            continue;
+        *got = (ssize_t)length;
+        return TG__TROUBLE_NONE;
+    }
+}
+
+static tg_trouble
 receive_by(int fd, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got, tg_error *error)
 {
     if (!*polls && tg__monotonic_us() + 3 * RECEIVES_FOR_US < deadline_us) {
@@ -444,7 +593,8 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
             return TG__TROUBLE_NONE;
         }
         ssize_t got;
-        const tg_trouble trouble = receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
+        const tg_trouble trouble = wire->tls ? receive_secured(wire, bytes, sizeof bytes, deadline_us, &got, error)
+                                             : receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (got > 0) {
@@ -463,11 +613,13 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
 }
 
 bool
-tg__wire_sound(const tg_redis_wire *wire)
+tg__wire_sound(tg_redis_wire *wire)
 {
     char byte;
     if (tg__monotonic_us() - wire->used_at_us < IDLE_AFTER_US)
         return true; /* has had no time to go stale; a system call less for who asks without a pause */
+    if (wire->tls)
+        return tg__tls_quiet(wire);
     const ssize_t got = recv(atomic_load(&wire->fd), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }

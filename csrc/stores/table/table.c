@@ -515,13 +515,17 @@ static void
 judge(const plan *at, const tg_target *target, uint64_t cost, tg_state *next, tg_log_change *change,
       tg_verdict *verdict)
 {
+    const tg_terms terms = { .patience_us = target->patience_us, .forced = target->forced && !target->charged };
     if (is_log(at)) {
         tg_log_cursor cursor;
         const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
-        *verdict = tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
+        *verdict = terms.forced ? tg__log_force(at->rule, &view, at->now_us, cost, change)
+                                : tg__log_decide(at->rule, &view, at->now_us, cost, target->charged ? cost : 0, change);
     } else if (target->charged) {
         *next = at->state;
         *verdict = tg__decide_charged(at->rule, &at->state, at->now_us, cost);
+    } else if (terms.forced || terms.patience_us > 0) {
+        tg__decide_on_terms(at->rule, &at->state, at->now_us, cost, terms, next, verdict);
     } else {
         tg__decide_into(at->rule, &at->state, at->now_us, cost, next, verdict);
     }
@@ -614,7 +618,8 @@ again:
     if (!is_log(at) || !writing || !takes || !at->verdict.allowed || at->leader != i)
         return;
     /* An admitted log hit needs its words to have room before anything is promised. */
-    if (at->kind == KIND_FOUND && !compacted && log_is_long(at)) {
+    /* A forced one may go beyond what its rule needs: the next that is not will see to that. */
+    if (at->kind == KIND_FOUND && !compacted && !target->forced && log_is_long(at)) {
         compacted = true;
         tg__log_compact(&at->area, at->index);
         load(at);
@@ -643,7 +648,9 @@ decide(call *now, size_t i, bool writing)
     plan *const at = &now->plans[i];
     const tg_target *const target = at->target;
     /* By far the most: a known key whose state is numbers. */
-    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged, 1)) {
+    if (__builtin_expect(at->kind == KIND_FOUND && (i == 0 || at->leader == i) && !is_log(at) && !target->charged &&
+                             !target->forced && target->patience_us == 0,
+                         1)) {
         tg__decide_into(at->rule, &at->state, at->now_us, target->cost, &at->next, &at->verdict);
         at->charges = target->cost > 0;
         return;
@@ -779,10 +786,11 @@ settle(const call *now)
 /* ---- the operations ---- */
 
 ON_HIT_PATH void
-report(const tg_verdict *verdict, bool charged, tg_result *result)
+report(const tg_verdict *verdict, bool charged, bool bucket, tg_result *result)
 {
     result->allowed = verdict->allowed;
     result->charged = charged;
+    result->overflow = bucket;
     result->remaining = verdict->remaining;
     result->retry_after_us = verdict->retry_after_us;
     result->reset_after_us = verdict->reset_after_us;
@@ -831,16 +839,16 @@ hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
         } else if (!(takes && at->charges) && at->verdict.allowed && at->target->cost > 0) {
             tell_untouched(at, &at->state, &at->log, &at->verdict);
         }
-        report(&at->verdict, takes && at->charges, &results[i]);
+        report(&at->verdict, takes && at->charges, at->bucket, &results[i]);
     }
     *overflowed = bucket;
 }
 
-/* A key that has no entry of its own was perhaps charged in its overflow bucket. */
+/* A decision knows where it was charged. Else: a key that has no entry of its own was perhaps charged in its bucket. */
 static bool
 find_charged(call *now, plan *at)
 {
-    if (at->kind == KIND_MISSING) {
+    if (at->target->own ? at->target->overflow : at->kind == KIND_MISSING) {
         to_bucket(now, at);
         at->index = find(at);
         if (at->index == NO_INDEX)

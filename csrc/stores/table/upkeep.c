@@ -171,11 +171,9 @@ fits(const tg_map *map, const tg_rule *rule)
     return blocks <= map->blocks / 4;
 }
 
-tg_status
-tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
+static tg_status
+admit(const tg_place *place, const tg_map *map, const tg_rule *rule, tg_error *error)
 {
-    const tg_table *const table = tg__table_of(store);
-    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_acquire);
     if (rule->algorithm != TG_SLIDING_LOG || fits(map, rule))
         return TG_OK;
     char text[TG_RULE_TEXT_MAX], size[24], now[24];
@@ -190,13 +188,39 @@ tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
         return tg__error(error, TG_E_RULE,
                          "rule '%s': its log of up to %" PRIu64 " words is too large for table %s of %s; use "
                          "%s%s?size=%s, a resolution, or sliding_counter",
-                         text, tg__log_words_max(rule), table->place.name, now,
-                         table->place.path ? "shared://" : "memory://", table->place.name, size);
+                         text, tg__log_words_max(rule), place->name, now, place->path ? "shared://" : "memory://",
+                         place->name, size);
     }
     return tg__error(error, TG_E_RULE,
                      "rule '%s': its log of up to %" PRIu64 " words is too large for any table; use a resolution, or "
                      "sliding_counter",
                      text, tg__log_words_max(rule));
+}
+
+tg_status
+tg__table_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
+{
+    const tg_table *const table = tg__table_of(store);
+    return admit(&table->place, atomic_load_explicit(&table->map, memory_order_acquire), rule, error);
+}
+
+tg_status
+tg__table_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    tg_store_uri parsed = *uri;
+    tg_place place;
+    tg_map map = { .bytes = 0 };
+    for (size_t i = 0; i < parsed.option_count; i++)
+        if (tg__text_is(parsed.options[i].name, "owner") || tg__text_is(parsed.options[i].name, "group"))
+            parsed.options[i].value = tg_text_of("0"); /* the names are those of the host that will open it */
+    tg_status status = tg__place_parse(&parsed, false, &place, error);
+    if (status != TG_OK || !rule)
+        goto done;
+    tg__map_geometry(&map, place.bytes ? place.bytes : TG_TABLE_BYTES_DEFAULT);
+    status = admit(&place, &map, rule, error);
+done:
+    tg__place_close(&place);
+    return status;
 }
 
 tg_status

@@ -110,19 +110,24 @@ pure_log_write(pure_state *state, const tg_log_change *change)
 
 /* The verdict of a hit; with `write` its change is made when it is allowed. */
 static inline tg_verdict
-pure_decide(pure_state *state, const tg_rule *rule, uint64_t now_us, uint64_t cost, bool write)
+pure_decide(pure_state *state, const tg_rule *rule, uint64_t now_us, uint64_t cost, tg_terms terms, bool write)
 {
     if (rule->algorithm == TG_SLIDING_LOG) {
         pure_cursor cursor;
         const tg_log_view view = pure_view(state, &cursor);
         tg_log_change change;
-        const tg_verdict verdict = tg__log_decide(rule, &view, now_us, cost, 0, &change);
+        const tg_verdict verdict = terms.forced ? tg__log_force(rule, &view, now_us, cost, &change)
+                                                : tg__log_decide(rule, &view, now_us, cost, 0, &change);
         if (write && verdict.allowed && cost > 0)
             pure_log_write(state, &change);
         return verdict;
     }
     tg_state next;
-    const tg_verdict verdict = tg__decide(rule, &state->state, now_us, cost, &next);
+    tg_verdict verdict;
+    if (terms.forced || terms.patience_us > 0)
+        tg__decide_on_terms(rule, &state->state, now_us, cost, terms, &next, &verdict);
+    else
+        verdict = tg__decide(rule, &state->state, now_us, cost, &next);
     if (write)
         state->state = next;
     return verdict;
@@ -175,8 +180,9 @@ pure_fill(tg_result *result, const tg_verdict *verdict)
 
 /* All targets of a hit or a peek, all or nothing; a pair that comes twice is charged once. */
 static inline const tg_decision *
-pure_judge(pure_table *table, uint64_t at_us, uint64_t cost, bool take)
+pure_judge(pure_table *table, uint64_t at_us, uint64_t cost, tg_terms terms, bool take)
 {
+    const tg_terms none = { 0 };
     static pure_hit hit;
     tg_decision *decision = &hit.decision;
     *decision = (tg_decision){ .identity_count = 0 };
@@ -191,8 +197,8 @@ pure_judge(pure_table *table, uint64_t at_us, uint64_t cost, bool take)
             pure_state *state = pure_find(table, rule, trace_key(&table->keys, k));
             state = state ? state : &blank;
             const uint64_t now_us = at_us + (rule->aligned ? table->offset_us : 0);
-            const tg_verdict look = pure_decide(state, rule, now_us, cost, false);
-            const tg_verdict still = pure_decide(state, rule, now_us, 0, false);
+            const tg_verdict look = pure_decide(state, rule, now_us, cost, terms, false);
+            const tg_verdict still = pure_decide(state, rule, now_us, 0, none, false);
             pure_fill(result, &look);
             result->rule = *rule;
             result->cost = cost;
@@ -222,7 +228,7 @@ pure_judge(pure_table *table, uint64_t at_us, uint64_t cost, bool take)
             pure_blank(state, &result->rule, hit.keys[i]);
         }
         const uint64_t delay_us = result->delay_us;
-        const tg_verdict verdict = pure_decide(state, &result->rule, now_us, charged ? 0 : cost, true);
+        const tg_verdict verdict = pure_decide(state, &result->rule, now_us, charged ? 0 : cost, terms, true);
         pure_fill(result, &verdict);
         result->delay_us = delay_us;
         result->charged = !charged && cost > 0;
@@ -264,12 +270,16 @@ pure_step(pure_table *table, const trace_step *step, const char **fault)
         table->offset_us = step->at_us;
         return NULL;
     case TRACE_HIT:
+    case TRACE_WAIT:
+    case TRACE_FORCE:
     case TRACE_PEEK:
         if (table->rule_count * table->keys.key_count - 1 >= PURE_RESULTS_MAX) {
             *fault = "no rule, or too many targets";
             return NULL;
         }
-        return pure_judge(table, step->at_us, step->amount, step->verb == TRACE_HIT);
+        return pure_judge(table, step->at_us, step->amount,
+                          (tg_terms){ .patience_us = step->patience_us, .forced = step->verb == TRACE_FORCE },
+                          step->verb != TRACE_PEEK);
     case TRACE_REFUND:
         for (size_t k = 0; k < table->keys.key_count; k++) {
             bool given = false; /* a key that comes twice was charged once */

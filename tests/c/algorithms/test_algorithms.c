@@ -479,7 +479,7 @@ a_fixed_window_passes_twice_its_limit_across_an_edge_and_the_others_do_not(void 
 static tg_verdict
 log_hit(pure_state *state, const tg_rule *rule, uint64_t now_us, uint64_t cost)
 {
-    return pure_decide(state, rule, now_us, cost, true);
+    return pure_decide(state, rule, now_us, cost, (tg_terms){ 0 }, true);
 }
 
 /* A view that counts how many entries are read. */

@@ -262,6 +262,9 @@ each_error_names_its_line_and_column(void **unused)
           2, 5, "has 5 rules for each of 7 dimensions, expected at most 32 pairs" },
         /* by */
         { POLICY "    by: [ip, user|adress]\n", 4, 19, "by: unknown kind \"adress\": expected one of ip, user, route" },
+        { POLICY "    by: [ip, user|methd]\n", 4, 19, "by: unknown kind \"methd\": did you mean \"method\"?" },
+        { POLICY "    by: headr:X-Api-Key\n", 4, 9, "by: unknown kind \"headr:X-Api-Key\": did you mean \"header:NAME\"?" },
+        { POLICY "    by: cookie\n", 4, 9, "by: unknown kind \"cookie\": did you mean \"cookie:NAME\"?" },
         { POLICY "    by: \"user|cookie:\"\n", 4, 15, "by: \"cookie:\": expected a name behind" },
         { POLICY "    by: []\n", 4, 9, "found an empty list, expected what to count by" },
         { POLICY "    by: [ip, [user]]\n", 4, 14, "found a list, expected what to count by" },

@@ -514,6 +514,68 @@ a_changed_file_is_in_force_from_the_next_look_on_and_a_bad_one_is_told_once(void
     tg_clock_close(clock);
 }
 
+static void
+a_bad_include_is_watched_and_its_repair_is_read(void **unused)
+{
+    (void)unused;
+    const struct timespec a_look = { .tv_sec = 1, .tv_nsec = 50000000 };
+    char last[480] = "", base[128], yaml[300];
+    tg_clock *clock = clock_at_now();
+    tg_gate *gate = opened("policies: [{name: a, rules: 5/minute}]\n", "memory://gate-include", clock);
+    snprintf(base, sizeof base, "%s/base.yaml", folder);
+    snprintf(yaml, sizeof yaml, "include: %s\npolicies: [{name: a, rules: 7/minute}]\n", base);
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.1").decision.limit, 5);
+    notices("rules-read", last);
+    write_rules_long_ago(yaml); /* what it includes is not there yet */
+    nanosleep(&a_look, NULL);
+    assert_int_equal(judged(gate, "GET", "/", "192.0.2.1").decision.limit, 5);
+    assert_int_equal(notices("rules-refused", last), 1);
+    assert_non_null(strstr(last, "base.yaml"));
+    for (int good = 0; good < 2; good++) {
+        FILE *file = fopen(base, "w");
+        const struct timespec times[2] = { { .tv_sec = 1600000000 + good }, { .tv_sec = 1600000000 + good } };
+        assert_non_null(file);
+        assert_true(fputs(good ? "policies: []\n" : "policies: [}\n", file) >= 0);
+        assert_int_equal(fclose(file), 0);
+        assert_int_equal(utimensat(AT_FDCWD, base, times, 0), 0);
+        nanosleep(&a_look, NULL);
+        assert_int_equal(judged(gate, "GET", "/", "192.0.2.1").decision.limit, good ? 7 : 5);
+        assert_int_equal(notices(good ? "rules-read" : "rules-refused", last), 1);
+    }
+    unlink(base);
+    tg_gate_close(gate);
+    tg_clock_close(clock);
+}
+
+static void
+a_start_that_its_rules_refuse_leaves_no_table_behind(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *yaml;
+        unsigned faces, line, column;
+        const char *message;
+    } cases[] = {
+        { "policies:\n  - name: a\n    rules: [5/minute, \"9/s;  900/day sliding_log\"]\n", 0, 3, 30, "is too large for table" },
+        { "policies:\n  - name: a\n    rules: 5/minute\n    plans: {pro: 900/day sliding_log}\n", 0, 4, 18, "too large" },
+        { "policies:\n  - name: a\n    rules: 5/minute\n    by: [ip, \"form:a\"]\n", TG_FACE_KNOWN, 4, 14, "\"form:a\"" },
+        { "policies:\n  - name: a\n    rules: 5/minuet\n", 0, 3, 14, "`minuet`" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char store[128], table[80];
+        tg_gate *gate;
+        tg_error error;
+        snprintf(table, sizeof table, "%s/table", folder);
+        snprintf(store, sizeof store, "shared://%s?size=64KiB", table);
+        write_rules(cases[i].yaml);
+        const tg_gate_options options = { .path = tg_text_of(rules_path), .store = tg_text_of(store), .faces = cases[i].faces };
+        assert_int_equal(tg_gate_open(&options, &gate, &error), TG_E_CONFIG);
+        if (error.line != cases[i].line || error.column != cases[i].column || !strstr(error.message, cases[i].message))
+            fail_msg("case %zu: %s", i + 1, error.message);
+        assert_int_equal(access(table, F_OK), -1);
+    }
+}
+
 int
 main(void)
 {
@@ -532,6 +594,8 @@ main(void)
         cmocka_unit_test(no_request_sees_half_of_a_change),
         cmocka_unit_test(reloads_at_once_take_their_turn),
         cmocka_unit_test(a_changed_file_is_in_force_from_the_next_look_on_and_a_bad_one_is_told_once),
+        cmocka_unit_test(a_bad_include_is_watched_and_its_repair_is_read),
+        cmocka_unit_test(a_start_that_its_rules_refuse_leaves_no_table_behind),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

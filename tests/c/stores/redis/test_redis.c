@@ -81,11 +81,16 @@ a_wrong_uri_is_an_error_that_repeats_no_password(void **unused)
         { "redis://:hunter2@host?db", TG_E_CONFIG, "name=value" },
         { "redis:/:hunter2@host", TG_E_CONFIG, "redis://" },
         { "redis+unix://:hunter2@relative", TG_E_CONFIG, "absolute" },
-        { "rediss://:hunter2@host", TG_E_UNSUPPORTED, "TLS" },
+        { "rediss://:hunter2@host/one", TG_E_CONFIG, "database" },
+        { "rediss://:hunter2@host?verify=1", TG_E_CONFIG, "yes or no" },
+        { "rediss://:hunter2@host?ca=/none/such", TG_E_CONFIG, "/none/such" },
+        { "rediss+cluster://:hunter2@host?key=x", TG_E_CONFIG, "cert= is missing" },
         { "redis+sentinel://:hunter2@host", TG_E_CONFIG, "names the master" },
         { "redis+sentinel://:hunter2@host:x,other/name", TG_E_CONFIG, "port" },
         { "redis+sentinel://:hunter2@a,b,c,d,e,f,g,h,i/name", TG_E_CONFIG, "at most 8" },
-        { "redis+cluster://:hunter2@host", TG_E_UNSUPPORTED, "not available" },
+        { "redis+cluster://:hunter2@host/2", TG_E_CONFIG, "no database but 0" },
+        { "redis+cluster://:hunter2@host:x,other", TG_E_CONFIG, "port" },
+        { "redis+cluster://:hunter2@a,b,c,d,e,f,g,h,i", TG_E_CONFIG, "at most 8" },
         { "tiered+redis://:hunter2@host/one", TG_E_CONFIG, "database" },
         { "tiered+memory://:hunter2@host", TG_E_CONFIG, "tiered+redis://" },
     };
@@ -771,6 +776,31 @@ connections_cut_at_random_leave_no_key_without_an_expiry_and_none_a_window_later
 /* ---- what is kept ---- */
 
 static void
+a_long_log_with_costs_tells_when_a_large_hit_passes(void **unused)
+{
+    (void)unused;
+    tg_clock *clock;
+    assert_int_equal(tg_clock_open(UINT64_C(1700000000000000), &clock, NULL), TG_OK);
+    tg_store *store = open_store(patient_uri, clock), *table = open_store("memory://long-log", clock);
+    tg_limiter *limiter = open_limiter(store, "40/minute sliding_log", "long"),
+               *expected = open_limiter(table, "40/minute sliding_log", "long");
+    for (int i = 0; i < 20; i++) {
+        assert_true(hit_cost(limiter, "a", 2).allowed && hit_cost(expected, "a", 2).allowed);
+        tg_clock_advance_us(clock, SECOND_US);
+    }
+    for (uint64_t cost = 1; cost <= 40; cost++) {
+        const tg_decision refused = hit_cost(limiter, "a", cost);
+        assert_false(refused.degraded || refused.allowed);
+        assert_int_equal(refused.retry_after_us, hit_cost(expected, "a", cost).retry_after_us);
+    }
+    tg_limiter_close(limiter);
+    tg_limiter_close(expected);
+    tg_store_close(store);
+    tg_store_close(table);
+    tg_clock_close(clock);
+}
+
+static void
 a_manual_clock_counts_under_keys_of_its_own(void **unused)
 {
     (void)unused;
@@ -863,6 +893,7 @@ main(void)
         cmocka_unit_test_setup(a_forked_child_never_uses_its_parents_connection, begin),
         cmocka_unit_test_setup(a_fork_while_other_threads_are_in_the_store_leaves_a_child_that_can_go_on, begin),
         cmocka_unit_test_setup(connections_cut_at_random_leave_no_key_without_an_expiry_and_none_a_window_later, begin),
+        cmocka_unit_test_setup(a_long_log_with_costs_tells_when_a_large_hit_passes, begin),
         cmocka_unit_test_setup(a_manual_clock_counts_under_keys_of_its_own, begin),
         cmocka_unit_test_setup(the_stores_clock_is_the_servers, begin),
         cmocka_unit_test_setup(many_hits_keep_descriptors_and_memory_as_they_were, begin),

@@ -1,7 +1,7 @@
-/* Words of the rules file and what somebody who misspelt one probably meant.
+/* Words that people write, and what somebody who misspelt one probably meant.
  * Must not enter: what a word stands for. */
-#ifndef TG_CONFIG_WORDS_H
-#define TG_CONFIG_WORDS_H
+#ifndef TG_WORDS_H
+#define TG_WORDS_H
 
 #include "base/base.h"
 

@@ -1,5 +1,5 @@
 /* What somebody who misspelt a word probably meant. */
-#include "config/config_words.h"
+#include "base/words.h"
 
 #include <stdio.h>
 

@@ -1,0 +1,24 @@
+"""The documentation site: `make docs` builds it into build/docs. The pages are the Markdown files beside this one."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADER = (ROOT / "csrc/include/tidegate.h").read_text()
+sys.path.insert(0, str(ROOT / "docs/site"))
+
+import api_page  # noqa: E402
+
+project = "tidegate"
+release = version = re.search(r'^#define TG_VERSION "([^"]+)"', HEADER, re.MULTILINE)[1]  # type: ignore[index]
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = f"tidegate {version}"
+exclude_patterns = ["README.md", "site"]
+html_copy_source = False
+html_show_copyright = False
+
+myst_heading_anchors = 4
+
+api_page.write_page(ROOT / "docs/api.md")

@@ -1,0 +1,81 @@
+"""The answers of the reference, from a cluster, whose slots share out a trace's identities, and from a master that a sentinel
+names: the same vectors and random traces as on one server (test_redis_conformance.py), with the deny cache before it too."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tidegate import Limiter, ManualClock
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "reference"), str(TESTS / "redis")]
+import limiters
+import traces
+from cluster import Cluster, cluster
+from sentinel import Site, site
+from test_redis_conformance import within_clock
+from test_traces import SEED, Made, compare, once, run_program
+
+CASE_COUNT = 400
+ASKED_PER_CASE = 100
+TIERS = pytest.mark.parametrize("tiers", ["", "tiered+"])
+
+
+@pytest.fixture(scope="module", params=["cluster", "sentinel"])
+def redis(request: pytest.FixtureRequest) -> Iterator[Cluster | Site]:
+    with cluster() if request.param == "cluster" else site() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    seeds = [f"addresses {SEED}:{i}" for i in range(CASE_COUNT)]
+    make = functools.partial(traces.random_case, asked_count=ASKED_PER_CASE)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        cases = [(case, answers) for case, answers in pool.map(make, seeds, chunksize=20) if within_clock(case)]
+    assert len(cases) > CASE_COUNT // 2
+    return cases
+
+
+def test_vectors_hold_behind_every_address(redis: Cluster | Site, build: Path, make: Callable[..., None]) -> None:
+    make(str(build / "tests" / "replay"))
+    cases = [(case, traces.answers(case)) for case in traces.vector_cases()]
+    assert len(cases) > 30
+    compare(cases, run_program(build / "tests" / "replay", redis.patient))
+
+
+@TIERS
+def test_random_traces_equal_the_reference_behind_every_address(
+    tiers: str, redis: Cluster | Site, made: Made, build: Path, make: Callable[..., None]
+) -> None:
+    make(str(build / "tests" / "replay"))
+    compare(made, run_program(build / "tests" / "replay", tiers + redis.patient))
+    assert not redis.keys(), "a case's reset leaves nothing"
+
+
+def test_under_sanitizers_they_equal_the_reference_too(
+    redis: Cluster | Site, made: Made, build: Path, make: Callable[..., None]
+) -> None:
+    program = build / "asan" / "tests" / "replay"
+    make(str(program), "asan")
+    compare(made[:60], run_program(program, redis.patient))
+
+
+def test_through_python_they_equal_the_reference_too(redis: Cluster | Site, made: Made) -> None:
+    clock = ManualClock(0)
+    keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
+
+    def run(cases: list[traces.Case]) -> list[str]:
+        return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.patient, name=case.title[-64:])]
+
+    some = made[:80]
+    compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))
+    assert keeper.name == "keeper"
+    assert all(left > 0 for left in redis.keys().values())
