@@ -82,7 +82,7 @@ PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
 CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command -v musl-gcc)),$(CC))
 CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
-CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/judging.c fcgi/listen.c fcgi/log.c \
     $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
 CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.

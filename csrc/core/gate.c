@@ -751,8 +751,17 @@ tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_head
     return settling.status;
 }
 
-static tg_status
-no_such_policy(const tg_config *config, tg_text name, tg_error *error)
+bool
+tg__config_find(const tg_config *config, tg_text name, size_t *at)
+{
+    for (*at = 0; *at < config->policy_count; ++*at)
+        if (tg__text_is(name, config->policies[*at].name))
+            return true;
+    return false;
+}
+
+tg_status
+tg__config_no_policy(const tg_config *config, tg_text name, tg_error *error)
 {
     char names[300] = "", shown[TG_NAME_BYTES_MAX + 1];
     size_t used = 0;
@@ -770,13 +779,13 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
 {
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_policy *policy = NULL;
-    for (size_t i = 0; i < now->config->policy_count && !policy; i++)
-        if (tg__text_is(name, now->config->policies[i].name))
-            policy = &now->config->policies[i];
-    const tg_status status = policy ? open_policy(gate, now->config, now->client, policy, policy->rules_text, limiter,
-                                                  error)
-                                    : no_such_policy(now->config, name, error);
+    size_t at;
+    tg_status status;
+    if (tg__config_find(now->config, name, &at))
+        status = open_policy(gate, now->config, now->client, &now->config->policies[at],
+                             now->config->policies[at].rules_text, limiter, error);
+    else
+        status = tg__config_no_policy(now->config, name, error);
     unpin(gate, pinned);
     return status;
 }

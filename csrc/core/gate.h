@@ -31,6 +31,10 @@ typedef struct tg_snapshot {
  * `faces` 0: not said. Opens nothing. */
 tg_status tg__config_check(const tg_config *config, unsigned faces, tg_store *store, tg_text uri, tg_error *error);
 
+/* A policy's place in the file, by its name; and the error that there is none, which lists them. */
+bool tg__config_find(const tg_config *config, tg_text name, size_t *at);
+tg_status tg__config_no_policy(const tg_config *config, tg_text name, tg_error *error);
+
 /* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
 tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
                              const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,

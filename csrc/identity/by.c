@@ -447,6 +447,8 @@ tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *re
 {
     const part *wanting = NULL;
     scratch at; /* not cleared: 4 KiB that most identities never touch */
+    if (request->value_count)
+        return tg__by_of_values(by, client, request->values, request->value_count, identity, missing, error);
     for (size_t a = 0; a < by->count; a++) {
         const alternative *one = &by->alternatives[a];
         tg_part parts[TG_PARTS_MAX];

@@ -344,6 +344,10 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    tg_text policy; /* tg_gate_judge: this policy of the file alone judges, whatever it matches. TG_E_CONFIG: none is so named */
+    /* Where there are some: who is counted, by kind, in place of all that the request shows. Empty values are missing ones. */
+    const tg_part *values;
+    size_t value_count;
     /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
     const tg_part *keys;
     size_t key_count;

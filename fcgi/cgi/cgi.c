@@ -343,7 +343,7 @@ judge(const cgi_settings *settings, tg_gate *gate, tg_clock *clock)
     if (!settings->is_nph && !write_all(text, length))
         return;
     cgi_settings_clean(settings);
-    export_decision(&answerer.judgement);
+    export_decision(fcgi_answer_judgement(&answerer));
     go_on(settings);
 }
 
