@@ -6,13 +6,14 @@
 enum { WARNINGS_MAX = 4096 };
 
 static const char usage[] =
-    "usage: tidegate check [FILE]... [--face FACE] [--store URI] [--strict] [--json]\n"
+    "usage: tidegate check [FILE]... [--face FACE] [--store URI] [--live] [--strict] [--json]\n"
     "\n"
     "Reads each rules file (else TIDEGATE_CONFIG) as a face would and says what is wrong, with line and column, and\n"
-    "what is allowed but hardly meant. Opens no store and changes nothing.\n"
+    "what is allowed but hardly meant. Opens no store unless told to, and changes nothing.\n"
     "\n"
     "  --face FACE   what asgi, flask, wsgi, fcgi, fcgi-auth, fcgi-relay or cgi cannot know is an error\n"
     "  --store URI   the store in use, where it is not the file's\n"
+    "  --live        ask the store too: whether it answers, evicts, holds counts of another secret\n"
     "  --strict      warnings make the exit status 1 too\n"
     "  --json        one JSON list, an object a file\n";
 
@@ -72,10 +73,11 @@ int
 cli_check(int count, char **arguments)
 {
     const char *face = NULL, *store = NULL;
-    bool strict = false, as_json = false;
+    bool strict = false, as_json = false, live = false;
     const cli_option options[] = {
         { .name = "--face", .value = &face },
         { .name = "--store", .value = &store },
+        { .name = "--live", .flag = &live },
         { .name = "--strict", .flag = &strict },
         { .name = "--json", .flag = &as_json },
         { 0 },
@@ -96,7 +98,7 @@ cli_check(int count, char **arguments)
     for (int i = 1; i < count || (count == 1 && i == 1); i++) {
         const char *path = count == 1 ? named : arguments[i];
         const tg_check_options check = {
-            .path = tg_text_of(path), .store = tg_text_of(store), .face = tg_text_of(face)
+            .path = tg_text_of(path), .store = tg_text_of(store), .face = tg_text_of(face), .live = live
         };
         size_t found = 0;
         tg_error error;

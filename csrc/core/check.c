@@ -7,6 +7,7 @@
 #include "core/criteria.h"
 #include "identity/address.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -524,6 +525,40 @@ check_store(const tg_config *config, const char *store, tg_error *error)
     return status;
 }
 
+/* What the store itself says, and what it says of itself, as warnings. One that is not there yet says nothing. */
+static tg_status
+check_live(checker *c, const tg_config *config, tg_error *error)
+{
+    const tg_store_options options = { .existing = true };
+    tg_store *store = NULL;
+    tg_notice notice;
+    tg_error fault;
+    while (tg_notice_take(&notice))
+        continue; /* not of this file */
+    const tg_status status = tg_store_open(tg_text_of(c->store), &options, &store, &fault);
+    if (status != TG_OK && !(status == TG_E_SYSTEM && fault.system_error == ENOENT)) {
+        if (error)
+            *error = fault;
+        return status;
+    }
+    const tg_status fits = store ? tg__config_check(config, 0, store, (tg_text){ NULL, 0 }, error) : TG_OK;
+    if (fits != TG_OK) { /* the table is there, and smaller than its address says now */
+        tg_store_close(store);
+        return fits;
+    }
+    if (store && store->ops->examine && store->ops->examine(store, &fault) != TG_OK)
+        tg__notice("store-unchecked", "%.400s", fault.message);
+    const unsigned line = c->store == config->store ? config->store_line : 0;
+    while (tg_notice_take(&notice)) {
+        if (strcmp(notice.code, "store-failing") == 0)
+            warn(c, notice.code, NULL, line, "the store does not answer, so nothing more is known of it: %.380s", notice.message);
+        else
+            warn(c, notice.code, NULL, line, "%s", notice.message);
+    }
+    tg_store_close(store);
+    return TG_OK;
+}
+
 tg_status
 tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, size_t *count, tg_error *error)
 {
@@ -563,11 +598,13 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
         check_by(&c, policy);
         check_pause(&c, policy);
     }
+    if (options->live)
+        status = check_live(&c, config, error);
     *count = c.count;
     if (c.count > 0 && room > 0)
         qsort(warnings, c.count < room ? c.count : room, sizeof *warnings, in_order);
     tg__arena_free(&arena);
     free(text);
     tg__config_close(config);
-    return TG_OK;
+    return status;
 }

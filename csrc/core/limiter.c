@@ -563,6 +563,7 @@ tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX
             .cost = result->cost,
             .stamp_us = result->stamp_us,
             .own = true,
+            .overflow = result->overflow,
         };
     }
     return count;

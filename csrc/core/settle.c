@@ -21,7 +21,7 @@ policy_of(const tg_snapshot *now, const tg_rule *rule)
 {
     for (size_t i = 0; i < now->limiter_count; i++) {
         const tg_policy *policy = &now->config->policies[i];
-        if (policy->settle_place.line == 0)
+        if (policy->settle_place.line == 0 || !now->limiters[i]) /* not met: see `brief` */
             continue;
         if (has_scope(now->limiters[i], rule))
             return policy;
@@ -63,6 +63,7 @@ target_of(tg_decision *decision, tg_result *result, uint64_t cost)
         .cost = cost,
         .stamp_us = result->stamp_us,
         .own = true,
+        .overflow = result->overflow,
     };
 }
 
@@ -118,13 +119,14 @@ note_failure(tg_settling *settling, tg_status answer, const tg_error *error)
     settling->error = *error;
 }
 
-/* Takes more from one count: all of it, or as much as is left. */
+/* Takes more from one count, also beyond its limit: the work is done, and the next ones pay. */
 static void
 ask_to_take(tg_settling *settling, uint64_t units)
 {
     tg_result *result = &settling->decision->results[settling->at];
     settling->op = TG_OP_HIT;
     settling->targets[0] = target_of(settling->decision, result, units);
+    settling->targets[0].forced = true;
     settling->target_count = 1;
     settling->taken = *result;
 }
@@ -165,11 +167,6 @@ tg__settle_next(tg_settling *settling, tg_status answer, const tg_error *error)
         if (answer == TG_OK)
             mark_given(settling);
         return false;
-    }
-    if (settling->phase == TG_SETTLE_TAKES && answer == TG_OK && !settling->taken.allowed && settling->taken.remaining > 0) {
-        settling->phase = TG_SETTLE_TAKES_REST;
-        ask_to_take(settling, settling->taken.remaining);
-        return true;
     }
     if (settling->phase != TG_SETTLE_BEGINS)
         settling->at++;

@@ -183,6 +183,7 @@ typedef struct tg_result {
     bool charged;            /* units were taken from it: a refund has something to give back */
     uint8_t identity;        /* index into tg_decision.identities */
     uint8_t limiter;         /* index of the limiter (policy) it came from */
+    bool overflow;           /* charged in an overflow bucket: a refund goes there */
     uint64_t cost;
     uint64_t remaining;      /* hits of cost 1 that would pass at this instant, after this decision */
     uint64_t retry_after_us; /* 0 when allowed; passes after this wait if nobody else hits, 1 us earlier it does not */
@@ -343,6 +344,13 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    tg_text policy; /* tg_gate_judge: this policy of the file alone judges, whatever it matches. TG_E_CONFIG: none is so named */
+    /* Where there are some: who is counted, by kind, in place of all that the request shows. Empty values are missing ones. */
+    const tg_part *values;
+    size_t value_count;
+    /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
+    const tg_part *keys;
+    size_t key_count;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -546,6 +554,7 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool brief; /* for a process of one thread that judges one request: what a policy needs is made when it is met */
     bool starts_anyway; /* a store that cannot be opened is one that does not answer: on_store_failure decides. Not where the
                            URI is wrong or its kind unknown */
     bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
@@ -557,6 +566,7 @@ typedef struct tg_gate_options {
 #define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
 #define TG_FACE_USER 4u     /* `user` */
 #define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_KEYS 32u     /* `key:`: the application answers for itself */
 #define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */
@@ -576,9 +586,9 @@ TG_API tg_status tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_
                                const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement,
                                tg_answer *answer, tg_error *error);
 /* For a judgement whose `settles` is true, once its request has been answered with this status and these headers: tells
- * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and takes or gives back what a policy whose cost
- * the response says took too little or too much, at most what is left. By the rules in force now; what a policy took that
- * is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
+ * policies with `pause_when` how it went, gives back what policies that count certain statuses took for another one, and
+ * takes or gives back what a policy whose cost the response says took too little or too much, beyond its limit if it must:
+ * the next ones pay. By the rules in force now; what a policy took that is no longer there stays taken. Marks what is given back, so that a refund does not give it twice.
  * TG_E_STORE when the store did not answer: what was taken stays taken. */
 TG_API tg_status tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_header *headers,
                                 size_t header_count, tg_error *error);
@@ -740,12 +750,14 @@ typedef struct tg_warning {
 
 typedef struct tg_check_options {
     tg_text path;  /* as in tg_gate_options */
-    tg_text store; /* likewise; only looked at, never opened */
+    tg_text store; /* likewise; its address is looked at, and it is opened with `live` only */
     tg_text face;  /* "asgi", "flask", "wsgi", "fcgi", "fcgi-auth", "fcgi-relay",
                    * "cgi"; empty: any. TG_E_ARG: another */
+    bool live;     /* open the store too, as it is, and warn of what it tells: a Redis that evicts, another secret. Takes up to
+                    * some seconds, and takes the notices that are pending */
 } tg_check_options;
 
-/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Opens no store, leaves nothing behind.
+/* Reads the rules file as a gate would and looks for what is allowed but hardly meant. Leaves nothing behind.
  *
  * warnings  receives at most `room`, in the file's order; `count` says how many there are
  * TG_E_CONFIG  the file is wrong: line, column, and what was expected */

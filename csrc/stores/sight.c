@@ -138,6 +138,7 @@ tg__sights_tell(tg_op op, const tg_target *targets, const uint8_t *first_of, siz
         tg_result *result = &results[i];
         result->allowed = verdict->allowed;
         result->charged = charged;
+        result->overflow = false;
         result->remaining = verdict->remaining;
         result->retry_after_us = verdict->retry_after_us;
         result->reset_after_us = verdict->reset_after_us;

@@ -32,6 +32,7 @@ typedef struct tg_target {
     uint64_t patience_us; /* HIT, PEEK on buckets: admit what passes within so long; the wait is told as delay_us */
     bool forced;          /* HIT: take it whether it fits or not, and say so as allowed; later hits pay for it */
     bool own;
+    bool overflow;      /* REFUND with `own`: the hit was charged in an overflow bucket */
     bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
     bool gives_back;    /* what is taken here may be given back later: whoever remembers a denial remembers it shortly */
     tg_sight *sight;    /* HIT, PEEK: receives the state as it was before, from stores that are remote; may be NULL */
@@ -71,8 +72,8 @@ typedef struct tg_store_ops {
     bool remote;      /* apply may wait for a network */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
-     * results   HIT and PEEK: allowed, charged, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of each
-     *           target are filled; the other fields are the caller's. When one target denies, those that would allow keep
+     * results   HIT and PEEK: allowed, charged, overflow, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of
+     *           each target are filled; the other fields are the caller's. When one target denies, those that would allow keep
      *           `allowed`, are not charged, and tell of the untouched state. REFUND and RESET: may be NULL
      * overflow  set when any target was judged in an overflow bucket; may be NULL
      * TG_E_STORE no answer in time: nothing is known to be taken. Never blocks past the store's timeout behind a stopped
@@ -90,6 +91,8 @@ typedef struct tg_store_ops {
     int64_t (*utc_offset_us)(tg_store *store);
     tg_status (*stats)(tg_store *store, tg_store_stats *stats, tg_error *error);
     void (*close)(tg_store *store); /* the last reference is gone */
+    /* May be NULL. Says in notices what an operator should know; nothing that serves calls it, and it may take seconds. */
+    tg_status (*examine)(tg_store *store, tg_error *error);
     /* Counters for the operator, for all processes together; all NULL where a store keeps none.
      * metric_name   where a policy counts, kept by the store until it is closed; NULL: no room. Allocates
      * metric_line   its TG_METRICS counters, this thread's share of them: for one relaxed add each, no lock. They stay

@@ -20,13 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 import uvloop
+from fastapi import Depends, FastAPI
 
 from tidegate import Gate, Limiter, ManualClock, StoreError
 from tidegate.asgi import TidegateMiddleware
+from tidegate.fastapi import install, rate_limit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from cluster import cluster
 from server import Lateness, Server, server
 
 T = TypeVar("T")
@@ -105,6 +109,32 @@ def test_a_thousand_tasks_travel_over_one_connection_and_are_counted_exactly(red
         assert connections(redis) <= 2  # and the one that opening the store has made
 
     run(main())
+
+
+def test_tiers_answer_a_known_denial_without_a_turn_of_the_loop(redis: Server, run: Run[None]) -> None:
+    one = Limiter("5/hour", name="x", store=f"tiered+{redis.patient}")
+
+    async def main() -> None:
+        assert sum(map(bool, await asyncio.gather(*[one.hit_async("a") for _ in range(50)]))) == 5
+        redis.signal(signal.SIGSTOP)
+        denied = await asyncio.wait_for(one.hit_async("a"), 0.5)
+        assert not denied and not denied.degraded
+        redis.signal(signal.SIGCONT)
+
+    run(main())
+
+
+def test_a_cluster_counts_exactly_for_coroutines_too() -> None:
+    with cluster() as nodes:
+        one = Limiter("10/hour", name="x", store=nodes.patient)
+
+        async def main() -> None:
+            for admitted in (400, 0):
+                hits = await asyncio.gather(*[one.hit_async(f"client-{k % 40}") for k in range(600)])
+                assert not any(hit.degraded for hit in hits)
+                assert sum(map(bool, hits)) == admitted
+
+        asyncio.run(main())
 
 
 def test_a_store_in_memory_is_asked_by_the_call_itself() -> None:
@@ -230,6 +260,32 @@ def test_a_cancelled_task_disturbs_nobody_and_leaves_nothing(redis: Server, run:
             await asyncio.wait_for(one.hit_async("b"), 0.02)
         redis.signal(signal.SIGCONT)
         assert not (await one.hit_async("c")).degraded
+
+    run(main())
+
+
+@pytest.mark.fault("R143")
+def test_a_thousand_cancelled_hits_leave_one_connection_and_no_wait(redis: Server, run: Run[None]) -> None:
+    one = Limiter("100000/hour token_bucket", name="x", store=redis.patient)
+
+    async def main() -> None:
+        await one.hit_async("a")
+        before = len(os.listdir("/proc/self/fd"))
+        redis.signal(signal.SIGSTOP)
+        tasks = [asyncio.ensure_future(one.hit_async("a")) for _ in range(1000)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() for task in tasks)
+        redis.signal(signal.SIGCONT)
+        await one.hit_async("a")  # behind the others on the wire
+        with Lateness() as late:
+            began = time.monotonic()
+            assert not (await one.hit_async("a")).degraded
+            assert late.allows(time.monotonic() - began, 0.01)
+        assert len(os.listdir("/proc/self/fd")) <= before
+        assert connections(redis) <= 2
 
     run(main())
 
@@ -368,6 +424,46 @@ def test_a_call_that_waits_inside_a_loop_warns_with_its_line(redis: Server) -> N
 
 
 # ---- requests
+
+
+@pytest.mark.fault("R113")
+def test_while_redis_is_slow_for_a_second_other_requests_are_answered_at_once(redis: Server, run: Run[None]) -> None:
+    app = FastAPI()
+    install(app)
+    limit = rate_limit("100/hour", by="header:X-Who", name="slow", store=redis.patient)
+
+    @app.get("/limited", dependencies=[Depends(limit)])
+    async def limited() -> str:
+        return "ok"
+
+    @app.get("/free")
+    async def free() -> str:
+        return "ok"
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a", headers={"X-Who": "a"}) as client:
+            assert (await client.get("/limited")).headers["X-RateLimit-Remaining"] == "99"
+            redis.signal(signal.SIGSTOP)
+            continues = threading.Timer(1, redis.signal, (signal.SIGCONT,))
+            continues.start()
+            with Lateness() as late:
+                began = last = time.monotonic()
+                slow = asyncio.ensure_future(client.get("/limited"))
+                gaps, answered = [0.0], [0.0]
+                while not slow.done():
+                    asked = time.monotonic()
+                    assert (await client.get("/free")).status_code == 200
+                    answered.append(time.monotonic() - asked)
+                    await asyncio.sleep(0.002)
+                    gaps.append(time.monotonic() - last)
+                    last = time.monotonic()
+                assert slow.result().headers["X-RateLimit-Remaining"] == "98"
+                assert time.monotonic() - began > 0.9 and len(answered) > 20
+                assert late.allows(max(answered), 0.1)
+                assert late.allows(max(gaps), 0.05)
+            continues.join()
+
+    run(main())
 
 
 POLICIES = """

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ import pytest
 
 import tidegate
 from tidegate import ConfigError, Gate, Limiter, ManualClock, StoreError
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import Server, server  # noqa: E402
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
@@ -338,6 +341,65 @@ def test_the_daemon_checks_alike(run: Run, program: Path, tmp_path: Path) -> Non
         assert done.returncode == 1
         assert f"{path}:2:" in done.stderr
     assert run("check", path, "--face", "asgi").returncode == 0
+
+
+# ---- check: the store itself
+
+
+@pytest.fixture
+def redis() -> Iterator[Server]:
+    with server() as one:
+        yield one
+
+
+def live(run: Run, path: Path, store: str, **environment: str) -> list[tuple[str, str]]:
+    done = run("check", path, "--json", "--live", "--store", store, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = json.loads(done.stdout)
+    return [(warning["code"], warning["message"]) for warning in told["warnings"]]
+
+
+def test_a_redis_that_evicts_is_warned_of_when_it_is_asked(run: Run, tmp_path: Path, redis: Server) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/minute}")
+    assert live(run, path, redis.uri) == []
+    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    ((code, message),) = live(run, path, redis.uri)
+    assert code == "store-evicts"
+    assert "allkeys-lru" in message
+    assert codes(run, path, "--store", redis.uri) == []  # nobody is asked unless told to
+    assert run("check", path, "--live", "--strict", "--store", redis.uri).returncode == 1
+
+
+def test_machines_with_different_secrets_are_warned_of_when_redis_is_asked(
+    run: Run, tmp_path: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/hour}")
+    monkeypatch.setenv("TIDEGATE_SECRET", "one secret of ten machines")
+    Limiter("5/hour", name="a", store=redis.patient).hit("x")
+    assert live(run, path, redis.uri, TIDEGATE_SECRET="one secret of ten machines") == []
+    ((code, message),) = live(run, path, redis.uri, TIDEGATE_SECRET="another on the eleventh")
+    assert code == "store-two-secrets"
+    assert "1 keys made under another secret" in message
+    assert "secret of ten" not in message
+
+
+def test_a_store_that_is_away_or_not_there_yet_is_no_error_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: 5/minute}")
+    assert live(run, path, f"shared://{tmp_path}/none") == []
+    assert not (tmp_path / "none").exists()
+    ((code, message),) = live(run, path, f"redis+unix://{tmp_path}/none")
+    assert code == "store-failing"
+    assert "does not answer" in message
+
+
+def test_a_table_that_is_there_and_too_small_is_found_when_it_is_asked(run: Run, tmp_path: Path) -> None:
+    path = policies(tmp_path, "{name: a, rules: 900/day sliding_log}")
+    store = f"shared://{tmp_path}/small"
+    Limiter("5/hour", name="b", store=f"{store}?size=64KiB").hit("x")
+    assert run("check", path, "--store", store).returncode == 0
+    done = run("check", path, "--store", store, "--live")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tidegate: error: {path}:2:22: ")
 
 
 # ---- explain
@@ -701,7 +763,7 @@ def test_top_shows_the_busiest_policy_first(program: Path, tmp_path: Path) -> No
 def test_a_store_without_a_table_is_not_shown_as_an_empty_one(run: Run, command: str) -> None:
     done = run(command, "--store", "redis://127.0.0.1:1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "shared://" in done.stderr
+    assert "127.0.0.1:1" in done.stderr and "refused" in done.stderr
 
 
 def test_a_reset_lets_one_client_in_again_and_no_other(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +105,14 @@ for _ in range(3):
 sys.exit(sum(os.waitpid(pid, 0)[1] for pid in children))
 """
     assert notices(script) == []
+
+
+def test_each_notice_has_its_paragraph_and_each_paragraph_its_notice(root: Path) -> None:
+    sources = [path.read_text() for folder in ("csrc", "python") for path in sorted((root / folder).rglob("*.c"))]
+    said = {code for text in sources for code in re.findall(r'(?:tg__notice\(|log_warning\(\w+,)\s*"([\w-]+)"', text)}
+    page = re.findall(r"^\*\*([\w-]+)\*\* — ", (root / "docs/notices.md").read_text(), re.MULTILINE)
+    assert len(page) == len(set(page))
+    assert set(page) == said
+    # What a site's first hours bring to light: forwarded headers from a stranger, everybody on one key, workers that count
+    # apart, a clock that went back, a table that fills up.
+    assert {"forwarded-from-untrusted", "one-client", "memory-workers", "clock-back", "table-near-full"} <= said

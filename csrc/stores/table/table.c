@@ -786,10 +786,11 @@ settle(const call *now)
 /* ---- the operations ---- */
 
 ON_HIT_PATH void
-report(const tg_verdict *verdict, bool charged, tg_result *result)
+report(const tg_verdict *verdict, bool charged, bool bucket, tg_result *result)
 {
     result->allowed = verdict->allowed;
     result->charged = charged;
+    result->overflow = bucket;
     result->remaining = verdict->remaining;
     result->retry_after_us = verdict->retry_after_us;
     result->reset_after_us = verdict->reset_after_us;
@@ -838,16 +839,16 @@ hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
         } else if (!(takes && at->charges) && at->verdict.allowed && at->target->cost > 0) {
             tell_untouched(at, &at->state, &at->log, &at->verdict);
         }
-        report(&at->verdict, takes && at->charges, &results[i]);
+        report(&at->verdict, takes && at->charges, at->bucket, &results[i]);
     }
     *overflowed = bucket;
 }
 
-/* A key that has no entry of its own was perhaps charged in its overflow bucket. */
+/* A decision knows where it was charged. Else: a key that has no entry of its own was perhaps charged in its bucket. */
 static bool
 find_charged(call *now, plan *at)
 {
-    if (at->kind == KIND_MISSING) {
+    if (at->target->own ? at->target->overflow : at->kind == KIND_MISSING) {
         to_bucket(now, at);
         at->index = find(at);
         if (at->index == NO_INDEX)

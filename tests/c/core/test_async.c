@@ -648,7 +648,7 @@ a_file_judges_settles_and_counts_as_where_the_store_is_waited_for(void **unused)
         most = asked - before > most ? asked - before : most;
         if (judged[last].settles) {
             char cost[8];
-            snprintf(cost, sizeof cost, "%d", rand_r(&seed) % 12);
+            snprintf(cost, sizeof cost, "%d", rand_r(&seed) % 6);
             const tg_header header = { tg_text_of("X-Cost"), tg_text_of(cost) };
             const int status = rand_r(&seed) % 3 == 0 ? 401 : rand_r(&seed) % 2 ? 200 : 500;
             heard one = { 0 };

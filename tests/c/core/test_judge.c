@@ -607,7 +607,11 @@ a_response_says_what_its_request_cost(void **unused)
         assert_int_equal(judged_and_settled(&request, 200, "5").decision.remaining, 8); /* the 0 was given back */
         assert_int_equal(judged_and_settled(&request, 200, NULL).decision.remaining, 3);
         assert_int_equal(judged_and_settled(&request, 200, "4").decision.remaining, 1); /* 9 used, 2 more than are left */
-        assert_int_equal(judged_and_settled(&request, 200, "1").status, 429);
+        const tg_judgement refused = judged_and_settled(&request, 200, "1");
+        assert_int_equal(refused.status, 429);
+        assert_int_equal(refused.decision.remaining, 0);
+        if (i == 4) /* 11 used of 10: two more pass when three have drained */
+            assert_int_equal(refused.decision.retry_after_us, 18000000);
         tg_clock_advance_us(now, 120000000);
         assert_int_equal(judged_and_settled(&request, 200, "1").decision.remaining, 8);
         assert_int_equal(judged_and_settled(&request, 200, "99999").decision.remaining, 7);

@@ -115,6 +115,40 @@ known_keys_keep_working_in_a_table_of_blocking_entries_and_newcomers_share_bucke
 }
 
 static void
+a_refund_goes_where_the_hit_was_charged_also_when_the_key_has_moved_out_of_its_bucket(void **state)
+{
+    (void)state;
+    scene now = begin("10/hour token_bucket", "t?size=128KiB");
+    tg_limiter *closed = limiter_on_full(now.store, "10/hour token_bucket", "test", TG_FULL_CLOSED);
+    tg_decision decision, in_bucket, in_place;
+    const uint64_t entries = stats_of(now.store).entries;
+    char key[32];
+    for (unsigned i = 0; i < 4 * entries; i++) { /* takes every place and no bucket */
+        snprintf(key, sizeof key, "full%u", i);
+        assert_int_equal(ask(closed, HIT, key, 10, &decision), TG_OK);
+    }
+    unsigned number = 0; /* one that finds no place */
+    do {
+        snprintf(key, sizeof key, "newcomer%u", number++);
+        assert_int_equal(ask(now.limiter, HIT, key, 3, &in_bucket), TG_OK);
+    } while (!in_bucket.overflow && number < 10000);
+    assert_true(in_bucket.allowed && in_bucket.overflow && in_bucket.results[0].overflow);
+    for (unsigned i = 0; i < 4 * entries; i++) {
+        char full[32];
+        snprintf(full, sizeof full, "full%u", i);
+        assert_int_equal(ask(now.limiter, RESET, full, 0, NULL), TG_OK);
+    }
+    assert_int_equal(ask(now.limiter, HIT, key, 5, &in_place), TG_OK);
+    assert_true(in_place.allowed && !in_place.overflow);
+    assert_int_equal(tg_decision_refund(now.store, &in_bucket, NULL), TG_OK);
+    assert_int_equal(remaining(now.limiter, key), 5); /* what it took lies in the bucket, not here */
+    assert_int_equal(tg_decision_refund(now.store, &in_place, NULL), TG_OK);
+    assert_int_equal(remaining(now.limiter, key), 10);
+    tg_limiter_close(closed);
+    end(&now);
+}
+
+static void
 buckets_of_one_policy_are_at_most_1024(void **state)
 {
     (void)state;
@@ -403,6 +437,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_key_at_its_limit_stays_denied_through_ten_times_as_many_new_keys),
         cmocka_unit_test(known_keys_keep_working_in_a_table_of_blocking_entries_and_newcomers_share_buckets),
+        cmocka_unit_test(a_refund_goes_where_the_hit_was_charged_also_when_the_key_has_moved_out_of_its_bucket),
         cmocka_unit_test(buckets_of_one_policy_are_at_most_1024),
         cmocka_unit_test(on_full_open_lets_newcomers_through_uncharged_and_closed_denies_them),
         cmocka_unit_test(a_peek_of_a_newcomer_answers_as_its_hit_would_and_writes_nothing),
