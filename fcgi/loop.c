@@ -587,8 +587,8 @@ handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
 static bool
 reclaim_idle(fcgi_loop *loop)
 {
-    /* First whoever has been silent from the beginning: a web server's request is there with its connection, and a thousand
-     * of the others in the queue must not keep it waiting for a second each. */
+    /* First whoever has been silent from the beginning: a web server's request is there with its connection, and a
+     * thousand of the others in the queue must not keep it waiting for a second each. */
     for (connection *conn = loop->phases[PHASE_IDLE].first; conn; conn = conn->after)
         if (!conn->spoken) {
             if (conn->deadline_us > loop->now_us + loop->options.idle_us - RECLAIM_SILENT_US)
