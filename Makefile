@@ -115,8 +115,8 @@ $(B)/obj/%.o: %.c
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) -c $< -o $@
 
-# The scripts are part of this object, and no header that the compiler would tell of.
-$(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+# The scripts are part of these objects, and no header that the compiler would tell of.
+$(foreach o,obj hooks,$(B)/$(o)/csrc/stores/redis/script.o $(B)/$(o)/csrc/stores/redis/keep.o): $(wildcard csrc/stores/redis/*.lua)
 $(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c

@@ -558,10 +558,8 @@ tgpy_loop_of(tgpy_state *state, tg_store *store)
 }
 
 bool
-tgpy_may_block(tgpy_state *state, const tg_store *store)
+tgpy_warn_in_loop(tgpy_state *state)
 {
-    if (!store || !tg_store_remote(store))
-        return true;
     PyObject *loop = running_loop(state);
     if (!loop)
         return !PyErr_Occurred();

@@ -196,7 +196,12 @@ bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 /* The client of the running loop, borrowed; NULL: no loop runs in this thread, or with an exception set. For remote stores. */
 tgpy_loop *tgpy_loop_of(tgpy_state *state, tg_store *store);
 /* Before a call that waits for a network: warns where that holds up an event loop. false: the warning is an exception. */
-bool tgpy_may_block(tgpy_state *state, const tg_store *store);
+bool tgpy_warn_in_loop(tgpy_state *state);
+static inline bool
+tgpy_may_block(tgpy_state *state, const tg_store *store)
+{
+    return !store || !tg_store_remote(store) || tgpy_warn_in_loop(state);
+}
 void tgpy_loops_end(tgpy_state *state);
 
 /* Each gives an awaitable: of a Decision or None. What is borrowed is borrowed for the call. */
