@@ -82,9 +82,10 @@ PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
 CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command -v musl-gcc)),$(CC))
 CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
-CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/judging.c fcgi/listen.c fcgi/log.c \
     $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
-CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
+# Under sanitizers it is a program like any other.
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/$(if $(filter plain,$(VARIANT)),cgi,obj)/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -115,8 +116,8 @@ $(B)/obj/%.o: %.c
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) -c $< -o $@
 
-# The scripts are part of this object, and no header that the compiler would tell of.
-$(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+# The scripts are part of these objects, and no header that the compiler would tell of.
+$(foreach o,obj hooks,$(B)/$(o)/csrc/stores/redis/script.o $(B)/$(o)/csrc/stores/redis/keep.o): $(wildcard csrc/stores/redis/*.lua)
 $(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c

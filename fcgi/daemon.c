@@ -39,6 +39,8 @@ static const char usage_text[] =
     "      relay-to=unix:/path+tcp:IP:PORT       the application, and where else when it is away\n"
     "      keep=N                                connections to it kept while idle (0)\n"
     "      root=/folder                          pass SCRIPT_FILENAME on, below this folder\n"
+    "      hold=S                                longest that an allowed request waits for its turn in a leaky bucket\n"
+    "                                            (10 where only relays are served, else 0: told, not waited for)\n"
     "      php-values=yes|no                     pass PHP_VALUE and PHP_ADMIN_VALUE on (no)\n"
     "  --http ADDRESS          /metrics for Prometheus and a page of the same numbers, on unix:/path or tcp:127.0.0.1:PORT;\n"
     "                          with mode=, owner=, group=, peer-uid=, and beyond-loopback=yes, any-host=yes\n"
@@ -442,6 +444,43 @@ stop_others(void *context)
             fcgi_loop_stop(state->workers[i].loop);
 }
 
+/* ---- a remote store's client, one for each loop */
+
+static void
+guest_ready(void *context, int fd, bool readable, bool writable)
+{
+    tg_async_ready(((worker *)context)->answerer.judge.client, fd, readable, writable);
+}
+
+static void
+guest_wake(void *context)
+{
+    tg_async_wake(((worker *)context)->answerer.judge.client);
+}
+
+static void
+guest_flush(void *context)
+{
+    tg_async_flush(((worker *)context)->answerer.judge.client);
+}
+
+static bool
+open_client(worker *each, tg_error *error)
+{
+    fcgi_judge *judge = &each->answerer.judge;
+    tg_store *store = tg_gate_store(each->state->gate);
+    tg_async_loop hooks;
+    if (!tg_store_remote(store))
+        return true;
+    fcgi_loop_house(each->loop, &hooks);
+    judge->decided = fcgi_loop_decided;
+    judge->loop = each->loop;
+    const tg_status status = tg_async_open(store, &hooks, &judge->client, error);
+    if (status == TG_E_UNSUPPORTED) /* a cluster: a decision is waited for, within its deadline, and the loop with it */
+        fcgi_log(FCGI_WARN, "store-waits", "%s; each decision holds its loop until it is answered", error->message);
+    return status == TG_OK || status == TG_E_UNSUPPORTED;
+}
+
 static void *
 run_worker(void *context)
 {
@@ -471,6 +510,10 @@ open_workers(daemon_state *state, tg_clock *clock)
             .pass = fcgi_answer_pass,
             .settle = fcgi_answer_settle,
             .forget = fcgi_answer_forget,
+            .go_on = fcgi_answer_go_on,
+            .guest_ready = guest_ready,
+            .guest_wake = guest_wake,
+            .guest_flush = guest_flush,
             .reload = reload_rules,
             .hand_over = start_successor,
             .handed_over = end_successor,
@@ -486,6 +529,12 @@ open_workers(daemon_state *state, tg_clock *clock)
                                     set->listener_count);
         if (!made->loop)
             return false;
+        tg_error error;
+        if (!open_client(made, &error)) {
+            fcgi_loop_close(made->loop);
+            fprintf(stderr, "tidegate-fcgi: %s\n", error.message);
+            return false;
+        }
     }
     return true;
 }
@@ -529,6 +578,7 @@ close_workers(daemon_state *state)
 {
     for (size_t i = 0; i < state->worker_count; i++) {
         worker *each = &state->workers[i];
+        fcgi_judge_close(&each->answerer.judge); /* it still speaks to the loop, and the loop's requests to it */
         fcgi_loop_close(each->loop);
         for (size_t k = 0; i > 0 && k < state->set.listener_count; k++)
             if (each->listeners[k].shared)

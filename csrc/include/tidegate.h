@@ -344,6 +344,13 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    tg_text policy; /* tg_gate_judge: this policy of the file alone judges, whatever it matches. TG_E_CONFIG: none is so named */
+    /* Where there are some: who is counted, by kind, in place of all that the request shows. Empty values are missing ones. */
+    const tg_part *values;
+    size_t value_count;
+    /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
+    const tg_part *keys;
+    size_t key_count;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -548,6 +555,7 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool brief; /* for a process of one thread that judges one request: what a policy needs is made when it is met */
     bool starts_anyway; /* a store that cannot be opened is one that does not answer: on_store_failure decides. Not where the
                            URI is wrong or its kind unknown */
     bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
@@ -559,6 +567,7 @@ typedef struct tg_gate_options {
 #define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
 #define TG_FACE_USER 4u     /* `user` */
 #define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_KEYS 32u     /* `key:`: the application answers for itself */
 #define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */

@@ -242,6 +242,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
     def judge_asgi_async(
         self,
@@ -255,6 +256,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,
         reads_body: bool = False,
+        keys: dict[str, str] | None = None,
     ) -> Awaitable[Judgement]: ...
     def judge_wsgi(
         self,
@@ -268,6 +270,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
     def __reduce__(self) -> NoReturn: ...
 
@@ -283,6 +286,7 @@ def judge_asgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
 def judge_asgi_async(
     limiters: Sequence[Limiter],
@@ -296,6 +300,7 @@ def judge_asgi_async(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Awaitable[Judgement]: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
@@ -309,6 +314,7 @@ def judge_wsgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
 @final
@@ -320,8 +326,13 @@ class Answers:
 
 def asgi_hit(limiter: Limiter, cost: int, by_route: bool, /) -> Callable[[Any], Decision | Judgement | None]: ...
 def asgi_enter(gate: Gate, tells_user: bool, /) -> Callable[[Any, Any], Callable[[Any], Awaitable[None]] | Judgement | None]: ...
-def asgi_send(judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], /) -> Callable[[Any], Awaitable[None]]: ...
+def asgi_send(
+    judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], scope: dict[str, Any] = ..., /
+) -> Callable[[Any], Awaitable[None]]: ...
 def shown(judgements: list[Judgement], /) -> Judgement: ...
+def store_metrics(limiter_or_gate: Limiter | Gate, format: str, /) -> str: ...
+def use_clock(clock: ManualClock | None, /) -> ManualClock | None: ...
+def switch_off(off: bool, /) -> bool: ...
 def hit_within(
     limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
 ) -> Decision: ...

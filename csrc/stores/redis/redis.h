@@ -226,6 +226,7 @@ typedef struct tg_redis_store {
 
     _Atomic int64_t ahead_us; /* the server's clock minus ours (monotonic) as last seen; INT64_MIN: never */
     _Atomic uint64_t timeouts;
+    struct tg_keeper *keeper; /* keep.h */
     _Atomic bool warned_eviction, warned_checks, warned_secret;
     struct tg_redis_store *next; /* all stores of this process, for its forked children */
 } tg_redis_store;
@@ -233,6 +234,8 @@ typedef struct tg_redis_store {
 /* Takes a connection that is open, greeted and not in use by anybody; waits for one until the deadline. */
 tg_trouble tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
 void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
+/* Whether tg__pool_take would find one, an open one at that, without waiting for another call to end. */
+bool tg__pool_spare(tg_redis_store *store, bool open);
 unsigned tg__fork_generation(void); /* another in each forked child */
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
