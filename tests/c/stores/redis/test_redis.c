@@ -242,7 +242,7 @@ random_identities_never_share_a_key_and_stay_between_one_pair_of_braces(void **u
 {
     (void)unused;
     tg_redis_keyring keyring;
-    tg__redis_keyring_init(&keyring, tg_text_of("s"), false);
+    tg__redis_keyring_init(&keyring, tg_text_of("s"), false, 0);
     static const char alphabet[] = "ab{},=#:%\0 \xff" "1";
     static struct {
         tg_identity identity;
