@@ -84,7 +84,8 @@ CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command
 CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
 CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/judging.c fcgi/listen.c fcgi/log.c \
     $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
-CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
+# Under sanitizers it is a program like any other.
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/$(if $(filter plain,$(VARIANT)),cgi,obj)/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))

@@ -43,6 +43,7 @@ struct tg_gate {
     uint8_t keyed[16];     /* digest of the file's secret and private kinds, as when opened */
     unsigned faces;        /* TG_FACE_ bits; 0: not said */
     bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
+    bool brief;
     tg_store *store;
     client_entry *clients; /* the newest first */
     const tg_client *first_client;
@@ -345,6 +346,16 @@ prepare_policy(tg_gate *gate, tg_snapshot *made, size_t at, tg_error *error)
     return status;
 }
 
+tg_status
+tg__snapshot_meet(const tg_snapshot *now, const size_t *found, size_t count, tg_error *error)
+{
+    tg_status status = TG_OK;
+    for (size_t i = 0; status == TG_OK && i < count; i++)
+        if (!now->limiters[found[i]])
+            status = prepare_policy(now->brief, (tg_snapshot *)now, found[i], error); /* ours alone: see tg_gate_options */
+    return status;
+}
+
 /* Whether the policy does no more than judge by its rules. */
 static bool
 is_simple(const tg_policy *policy)
@@ -424,7 +435,8 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
         return tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
     }
     made->config = config;
-    status = tg__config_check(config, gate->faces, gate->store, (tg_text){ NULL, 0 }, error);
+    if (!gate->brief)
+        status = tg__config_check(config, gate->faces, gate->store, (tg_text){ NULL, 0 }, error);
     if (status != TG_OK) {
         snapshot_close(made);
         return status;
@@ -440,9 +452,11 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
         status = take_client(gate, config, &made->client, error);
     for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
         made->limiter_count++; /* closing takes what is there */
-        status = prepare_policy(gate, made, i, error);
+        if (!gate->brief)
+            status = prepare_policy(gate, made, i, error);
     }
     if (status == TG_OK) {
+        made->brief = gate->brief ? gate : NULL;
         look_over(made);
         *prepared = made;
     } else {
@@ -561,6 +575,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
     tg_config *config;
     tg_snapshot *first = NULL;
     gate->faces = options->faces;
+    gate->brief = options->brief;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
         status = tg__config_read_files(gate->path, &config, &gate->files, error);
@@ -858,7 +873,7 @@ tg_gate_names(tg_gate *gate, const char *kind)
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     for (size_t i = 0; i < now->limiter_count && !named; i++)
-        for (size_t k = 0; k < now->limiters[i]->by_count && !named; k++)
+        for (size_t k = 0; now->limiters[i] && k < now->limiters[i]->by_count && !named; k++)
             named = tg__by_names(now->limiters[i]->by[k], kind);
     unpin(gate, pinned);
     return named;

@@ -25,7 +25,11 @@ typedef struct tg_snapshot {
     struct tg_logged *logged; /* for each policy, what has been said of it: this and what follows is all that changes */
     tg_watch *watches;       /* for each policy, how its answers go; NULL: none has a `pause_when` */
     bool simple;             /* no policy does more than judge: the short way */
+    tg_gate *brief;          /* whose limiters are made as their policies are met; else NULL */
 } tg_snapshot;
+
+/* gate.c: under `brief`, makes the limiters of policies that a request meets. TG_E_CONFIG: the store cannot hold them. */
+tg_status tg__snapshot_meet(const tg_snapshot *now, const size_t *found, size_t count, tg_error *error);
 
 /* gate.c: whether the face can know what the policies ask for, and the store hold their rules (NULL: as its address tells).
  * `faces` 0: not said. Opens nothing. */

@@ -510,8 +510,9 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
         count = tg__config_match(now->config, request, found);
     else if (!tg__config_find(now->config, request->policy, &found[0]))
         return tg__config_no_policy(now->config, request->policy, error);
-    const tg_status status = now->simple ? judge_simply(&of, count, error)
-                                         : judge_wholly(&of, count, error);
+    tg_status status = now->brief ? tg__snapshot_meet(now, found, count, error) : TG_OK;
+    if (status == TG_OK)
+        status = now->simple ? judge_simply(&of, count, error) : judge_wholly(&of, count, error);
     if (status == TG_OK && !now->simple)
         log_decisions(&of, count);
     if (status == TG_OK && answer)

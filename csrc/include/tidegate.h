@@ -570,6 +570,7 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool brief; /* for a process of one thread that judges one request: what a policy needs is made when it is met */
     bool starts_anyway; /* a store that cannot be opened is one that does not answer: on_store_failure decides. Not where the
                            URI is wrong or its kind unknown */
     bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */

@@ -434,6 +434,7 @@ static PyMethodDef wake_definition = { "wake", loop_wakes, METH_NOARGS, NULL };
 static PyMethodDef flush_definition = { "flush", loop_flushes, METH_NOARGS, NULL };
 static PyMethodDef gone_definition = { "gone", loop_is_gone, METH_O, NULL };
 
+/* NULL: this store cannot be asked so, or with an exception set. */
 static tgpy_loop *
 new_client(tgpy_state *state, PyObject *loop, tg_store *store)
 {
@@ -457,9 +458,10 @@ new_client(tgpy_state *state, PyObject *loop, tg_store *store)
     self->on_flush = self->on_wake ? PyCFunction_NewEx(&flush_definition, (PyObject *)self, NULL) : NULL;
     const tg_async_loop asks = { .data = self, .watch = watch, .wake = wake, .flush = flush };
     tg_error error;
-    if (self->on_flush && tg_async_open(store, &asks, &self->client, &error) == TG_OK)
+    const tg_status status = self->on_flush ? tg_async_open(store, &asks, &self->client, &error) : TG_OK;
+    if (self->on_flush && status == TG_OK)
         return self;
-    if (self->on_flush)
+    if (self->on_flush && status != TG_E_UNSUPPORTED) /* else there is only the call that waits */
         tgpy_raise(state, &error, NULL);
     end_client(self);
     return NULL;

@@ -193,7 +193,8 @@ bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 
 /* ---- async.c: questions to a remote store from a coroutine ---- */
 
-/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or with an exception set. For remote stores. */
+/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or the store can only be waited for, or with an
+ * exception set. For remote stores. */
 tgpy_loop *tgpy_loop_of(tgpy_state *state, tg_store *store);
 /* Before a call that waits for a network: warns where that holds up an event loop. false: the warning is an exception. */
 bool tgpy_warn_in_loop(tgpy_state *state);
