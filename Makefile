@@ -93,7 +93,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
-        bench-instructions bench-redis fuzz fuzz-programs install clean
+        bench-instructions bench-redis fuzz fuzz-programs install deb clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -206,6 +206,11 @@ install: lib programs ## copy library, headers, programs, manual and units under
 	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
 	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
 	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
+
+deb: lib programs ## a Debian package of what `make install` lays out, in build/
+	@rm -rf $(B)/deb
+	@$(MAKE) --no-print-directory -s install PREFIX=/usr DESTDIR=$(abspath $(B))/deb
+	@packaging/debian/build $(abspath $(B))/deb $(VERSION) $(B)
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 
