@@ -58,6 +58,7 @@ typedef struct tg_policy {
     const char *file;       /* which it stands in */
     unsigned line;          /* where it begins there */
     bool also;              /* does not end the search */
+    bool count_denied;      /* what it refuses counts too */
     tg_match *match;        /* NULL: every request */
     tg_rule rules[TG_RULES_MAX];
     size_t rule_count;      /* of `rules` */

@@ -21,6 +21,7 @@ struct tg_limiter {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    bool count_denied;
     const tg_metric_name *metric; /* NULL: not counted */
     bool gives_back; /* what it takes may be given back after the response */
 };

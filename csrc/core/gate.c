@@ -231,6 +231,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .on_store_failure = policy->on_store_failure,
         .on_full = policy->on_full,
         .missing_identity = policy->missing_identity,
+        .count_denied = policy->count_denied,
     };
     tg_error fault;
     const tg_status status = tg__limiter_open(

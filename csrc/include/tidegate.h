@@ -392,6 +392,7 @@ typedef struct tg_limiter_options {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    bool count_denied; /* what is refused counts too: who keeps knocking stays out. TG_E_CONFIG where the store cannot */
 } tg_limiter_options;
 
 typedef struct tg_limiter tg_limiter;
