@@ -94,7 +94,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
-        bench-instructions bench-redis fuzz fuzz-programs install clean
+        bench-instructions bench-redis fuzz fuzz-programs install deb clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -179,7 +179,7 @@ $(B)/bin/tidegate-cgi: $(CGI_OBJ)
 	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
-PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
+PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.lua' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
 PYTHON_STAMP = .venv/.tidegate-built
 python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
@@ -207,6 +207,11 @@ install: lib programs ## copy library, headers, programs, manual and units under
 	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
 	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
 	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
+
+deb: lib programs ## a Debian package of what `make install` lays out, in build/
+	@rm -rf $(B)/deb
+	@$(MAKE) --no-print-directory -s install PREFIX=/usr DESTDIR=$(abspath $(B))/deb
+	@packaging/debian/build $(abspath $(B))/deb $(VERSION) $(B)
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 

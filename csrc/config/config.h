@@ -97,6 +97,9 @@ typedef struct tg_config {
     char *store;         /* NULL: not named */
     const char *store_file; /* in which it stands, and where */
     unsigned store_line;
+    char *secret;        /* of the store; NULL: not named */
+    unsigned secret_line;
+    unsigned private_kinds; /* TG_PRIVATE_ bits */
     char space[TG_NAME_BYTES_MAX + 1];
     tg_text *trusted_proxies;
     size_t trusted_proxy_count;

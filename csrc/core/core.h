@@ -57,6 +57,9 @@ tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs,
                              const tg_request *request, const tg_decision *const *prior, size_t prior_count,
                              tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
 
+/* tg_identity_show; what is of `private_kinds` (TG_PRIVATE_) is hidden as well. */
+void tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size);
+
 /* A CORS preflight: free on every face. */
 bool tg__is_preflight(const tg_request *request);
 

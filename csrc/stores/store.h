@@ -122,6 +122,8 @@ struct tg_store {
     tg_clock *clock;  /* NULL: real */
     unsigned references; /* under the registry's lock */
     struct tg_store *next;
+    unsigned private_kinds; /* of tg_store_options; a constructor of keys sets it itself */
+    uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */
     bool counts_denied;  /* tg_target.counts_denied is followed */
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */

@@ -336,6 +336,8 @@ main(void)
         cmocka_unit_test(parameters_are_walked_to_their_end_or_to_the_first_damage),
         IN_SESSION(a_request_is_ready_with_its_empty_params_and_not_before),
         IN_SESSION(a_request_not_finished_yet_keeps_its_id_and_others_overtake_it),
+        IN_SESSION(a_request_of_a_number_that_is_not_finished_waits_for_it),
+        IN_SESSION(a_number_begun_twice_before_its_parameters_are_in_is_no_stream),
         IN_SESSION(parameters_of_exactly_the_bound_are_taken_and_one_byte_more_is_not),
         cmocka_unit_test(the_bytes_of_all_sessions_together_are_bounded),
         IN_SESSION(requests_over_the_cap_are_told_overloaded_and_unknown_roles_so),
