@@ -236,6 +236,11 @@ test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
 	$(PYTHON) -m pytest tests $(PYTEST)
 
+.PHONY: test-debian13
+test-debian13: ## build and test in a Debian 13 root of its own, made once (as root)
+	@.ci/setup test
+	@B=$(B) .ci/debian13
+
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20
 fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
