@@ -67,7 +67,8 @@ TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_
 endif
 # A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
 HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
-FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+# FUZZ_ONLY="fcgi fcgi_relay": these targets alone.
+FUZZ_SRC := $(sort $(wildcard $(patsubst %,tests/fuzz/fuzz_%.c,$(or $(FUZZ_ONLY),*))))
 BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
@@ -93,7 +94,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
-        bench-instructions bench-redis fuzz fuzz-programs install clean
+        bench-instructions bench-redis fuzz fuzz-programs install deb clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -178,7 +179,7 @@ $(B)/bin/tidegate-cgi: $(CGI_OBJ)
 	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
-PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
+PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.lua' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
 PYTHON_STAMP = .venv/.tidegate-built
 python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
@@ -207,6 +208,11 @@ install: lib programs ## copy library, headers, programs, manual and units under
 	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
 	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
 
+deb: lib programs ## a Debian package of what `make install` lays out, in build/
+	@rm -rf $(B)/deb
+	@$(MAKE) --no-print-directory -s install PREFIX=/usr DESTDIR=$(abspath $(B))/deb
+	@packaging/debian/build $(abspath $(B))/deb $(VERSION) $(B)
+
 # ---- testing ---------------------------------------------------------------------------------------------------------
 
 c-tests: $(TEST_BIN) ## the C test programs in build/tests; VARIANT=asan or tsan: under sanitizers
@@ -229,6 +235,11 @@ c-tests-asan c-tests-tsan: c-tests-%:
 test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
 	$(PYTHON) -m pytest tests $(PYTEST)
+
+.PHONY: test-debian13
+test-debian13: ## build and test in a Debian 13 root of its own, made once (as root)
+	@.ci/setup test
+	@B=$(B) .ci/debian13
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20

@@ -926,8 +926,8 @@ fcgi_answer_settle(void *context, void *held, int status, tg_text head)
     fcgi_judging_settle(held, status, answerer->headers, header_count);
 }
 
-/* How long an allowed request is to wait for its turn: a leaky bucket lets through one by one. Who asks for a decision as
- * JSON is told. */
+/* How long an allowed request is to wait for its turn: a leaky bucket lets through one by one. Who asks for a decision
+ * as JSON is told. */
 static uint64_t
 hold_us(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_mode how, const fcgi_judging *judging)
 {
@@ -940,7 +940,8 @@ hold_us(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_mode how, c
     if (delay_us <= listener->rights.hold_us)
         return delay_us;
     fcgi_log_rarely(&answerer->hold_gate, FCGI_WARN, "held-too-short",
-                    "%s: a turn comes in %.3f s and hold= is less; it goes on then", listener->text, (double)delay_us / 1e6);
+                    "%s: a turn comes in %.3f s and hold= is less; it goes on then", listener->text,
+                    (double)delay_us / 1e6);
     return listener->rights.hold_us;
 }
 

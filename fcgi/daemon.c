@@ -17,6 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* A sanitizer looks at its own process from outside, and starts itself anew under another personality. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FILTERS false
+#else
+#define FILTERS true
+#endif
 #define LISTEN_FDS_START 3
 #define THREADS_MAX 64u
 #define SPARE_DESCRIPTORS 32u /* for the table, the log, epoll and whatever a library opens for a moment */
@@ -51,6 +57,7 @@ static const char usage_text[] =
     "  --threads N             loops that serve at once (1); each has a core's worth of requests\n"
     "  --user NAME             give root's rights away when the sockets are open\n"
     "  --chroot FOLDER         see nothing but this folder from then on; rules and table are looked for inside\n"
+    "  --seccomp yes|no        refuse itself calls that it never makes: ptrace, mount, bpf and the like (yes)\n"
     "  --connections N         most connections at once (1024)\n"
     "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
     "  --idle-timeout S        longest a connection stays open without a request (300)\n"
@@ -78,6 +85,7 @@ typedef struct options {
     const char *chroot;
     fcgi_user user;
     bool has_user;
+    bool unfiltered;
     bool manual_clock, check;
 } options;
 
@@ -133,7 +141,7 @@ read_options(options *set, int argument_count, char **arguments)
 {
     enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
            RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
-           HTTP, MANUAL_CLOCK, THREADS, USER, CHROOT, CHECK, HELP, VERSION };
+           HTTP, MANUAL_CLOCK, THREADS, USER, CHROOT, SECCOMP, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
         { "listen", required_argument, NULL, LISTEN },
@@ -151,6 +159,7 @@ read_options(options *set, int argument_count, char **arguments)
         { "threads", required_argument, NULL, THREADS },
         { "user", required_argument, NULL, USER },
         { "chroot", required_argument, NULL, CHROOT },
+        { "seccomp", required_argument, NULL, SECCOMP },
         { "check", no_argument, NULL, CHECK },
         { "help", no_argument, NULL, HELP },
         { "version", no_argument, NULL, VERSION },
@@ -200,6 +209,11 @@ read_options(options *set, int argument_count, char **arguments)
         }
         case CHROOT:
             set->chroot = optarg;
+            break;
+        case SECCOMP:
+            if (strcmp(optarg, "yes") != 0 && strcmp(optarg, "no") != 0)
+                fail_usage("--seccomp %s: expected yes or no", optarg);
+            set->unfiltered = strcmp(optarg, "no") == 0;
             break;
         case REQUEST_TIMEOUT:
             set->loop.request_us = read_seconds("--request-timeout", optarg);
@@ -662,6 +676,10 @@ main(int argument_count, char **arguments)
     }
     if (!open_listeners(set, &handover, &opened))
         goto done;
+    if (FILTERS && !set->unfiltered && !fcgi_process_filter(!set->chroot, handover.ready_fd != -1, why, sizeof why)) {
+        fprintf(stderr, "tidegate-fcgi: %s\n", why);
+        goto done;
+    }
     if (!start_workers(&state)) {
         fprintf(stderr, "tidegate-fcgi: threads: %s\n", strerror(errno));
         join_workers(&state);

@@ -1,5 +1,5 @@
-/* A client of a remote store on the loop: its descriptors in epoll, its timer, its end of round. Must not enter: what it asks.
- */
+/* A client of a remote store on the loop: its descriptors in epoll, its timer, its end of round. Must not enter: what it
+ * asks. */
 #ifndef TIDEGATE_FCGI_GUEST_H
 #define TIDEGATE_FCGI_GUEST_H
 

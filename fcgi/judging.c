@@ -111,15 +111,15 @@ fcgi_judging_begin(fcgi_judging *judging, const tg_request *request, uint64_t co
     judging->prior[0] = &judging->judgements[0].decision;
     judging->stage = FCGI_STAGE_JUDGED;
     if (!judge->client) {
-        judging->status = tg_gate_judge(judge->gate, request, cost, judging->prior, prior_count, judgement, &judging->answer,
-                                        &judging->error);
+        judging->status = tg_gate_judge(judge->gate, request, cost, judging->prior, prior_count, judgement,
+                                        &judging->answer, &judging->error);
     } else if (!keep_request(judging, request)) {
         judging->status = judging->error.status = TG_E_NOMEM;
         memcpy(judging->error.message, "out of memory", sizeof "out of memory");
     } else {
         judging->status = tg_gate_judge_begin(judge->client, judge->gate, &judging->request, cost, judging->prior,
-                                              prior_count, judgement, &judging->answer, on_judged, judging, &judging->call,
-                                              &judging->error);
+                                              prior_count, judgement, &judging->answer, on_judged, judging,
+                                              &judging->call, &judging->error);
         if (judging->call) {
             judging->stage = FCGI_STAGE_JUDGING;
             return true;
@@ -156,8 +156,8 @@ fcgi_judging_begin_lines(fcgi_judging *judging)
             continue;
         line->of = judging;
         judging->under_way++;
-        line->status = tg_gate_judge_begin(judge->client, judge->gate, &line->request, line->cost, NULL, 0, &line->judgement,
-                                           NULL, on_line, line, &line->call, &line->error);
+        line->status = tg_gate_judge_begin(judge->client, judge->gate, &line->request, line->cost, NULL, 0,
+                                           &line->judgement, NULL, on_line, line, &line->call, &line->error);
         if (!line->call)
             judging->under_way--;
     }
@@ -192,11 +192,11 @@ fcgi_judging_settle(fcgi_judging *judging, int status, const tg_header *headers,
             continue;
         tg_async_call *call = NULL;
         judging->under_way++;
-        const tg_status told = judge->client ? tg_gate_settle_begin(judge->client, judge->gate, &judging->judgements[i],
-                                                                    status, headers, header_count, on_told, judging, &call,
-                                                                    &error)
-                                             : tg_gate_settle(judge->gate, &judging->judgements[i], status, headers,
-                                                              header_count, &error);
+        tg_judgement *judgement = &judging->judgements[i];
+        const tg_status told =
+            judge->client ? tg_gate_settle_begin(judge->client, judge->gate, judgement, status, headers, header_count,
+                                                 on_told, judging, &call, &error)
+                          : tg_gate_settle(judge->gate, judgement, status, headers, header_count, &error);
         if (!call)
             on_told(judging, told, &error);
     }
@@ -213,10 +213,10 @@ fcgi_judging_give_back(fcgi_judging *judging)
     for (size_t i = 0; i < judging->count && !judge->closed; i++) {
         tg_async_call *call = NULL;
         judging->under_way++;
-        const tg_status told = judge->client ? tg_decision_refund_begin(judge->client, &judging->judgements[i].decision,
-                                                                        on_told, judging, &call, &error)
-                                             : tg_decision_refund(tg_gate_store(judge->gate),
-                                                                  &judging->judgements[i].decision, &error);
+        tg_decision *decision = &judging->judgements[i].decision;
+        const tg_status told =
+            judge->client ? tg_decision_refund_begin(judge->client, decision, on_told, judging, &call, &error)
+                          : tg_decision_refund(tg_gate_store(judge->gate), decision, &error);
         if (!call)
             on_told(judging, told, &error);
     }

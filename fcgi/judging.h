@@ -1,6 +1,6 @@
-/* One request under judgement: what it needs while the store is asked, whether that is waited for (a table answers at once)
- * or not (Redis), and what is told to the store when its fate is known. Must not enter: parameters' names, texts of answers,
- * sockets. */
+/* One request under judgement: what it needs while the store is asked, whether that is waited for (a table answers at
+ * once) or not (Redis), and what is told to the store when its fate is known. Must not enter: parameters' names, texts of
+ * answers, sockets. */
 #ifndef TIDEGATE_FCGI_JUDGING_H
 #define TIDEGATE_FCGI_JUDGING_H
 
@@ -73,9 +73,10 @@ void fcgi_judging_free(fcgi_judging *judging);
 /* A copy of judgements that were made without waiting, for what is yet to come. NULL: out of memory. */
 fcgi_judging *fcgi_judging_keep(fcgi_judge *judge, const fcgi_judging *made, fcgi_stage stage);
 
-/* Judges `request` at `cost`, where one judgement stands already in view of that: into judgements[count], which is counted
- * when it is there. What the request points to stays as it is until then, but for its headers and values, which are copied.
- * true: under way, the stage is JUDGING and `decided` comes. false: JUDGED. The status says whether it could be judged. */
+/* Judges `request` at `cost`, where one judgement stands already in view of that: into judgements[count], which is
+ * counted when it is there. What the request points to stays as it is until then, but for its headers and values, which
+ * are copied. true: under way, the stage is JUDGING and `decided` comes. false: JUDGED. The status says whether it could
+ * be judged. */
 bool fcgi_judging_begin(fcgi_judging *judging, const tg_request *request, uint64_t cost);
 /* All lines whose status is TG_OK, each by itself, in order. */
 bool fcgi_judging_begin_lines(fcgi_judging *judging);

@@ -253,6 +253,7 @@ handle_event(fcgi_loop *loop, connection *conn, const fcgi_event *event)
 {
     switch (event->kind) {
     case FCGI_EVENT_MORE:
+    case FCGI_EVENT_BUSY:
         return true;
     case FCGI_EVENT_READY:
     case FCGI_EVENT_TOO_LARGE:
@@ -308,11 +309,17 @@ stash_input(connection *conn, const uint8_t *data, size_t length)
     return true;
 }
 
+static bool
+is_blocked(const connection *conn)
+{
+    return fcgi_relay_blocks(conn) || fcgi_session_is_busy(&conn->session);
+}
+
 /* Whoever is to take what this peer's input leads to does not. */
 static bool
 must_wait(const connection *conn)
 {
-    return unsent_bytes(conn) > UNSENT_BYTES_MAX || fcgi_relay_blocks(conn);
+    return unsent_bytes(conn) > UNSENT_BYTES_MAX || is_blocked(conn);
 }
 
 /* Understands input and answers it. Stops where the peer does not take its answers and sets `*used` short of the end.
@@ -416,7 +423,7 @@ settle(fcgi_loop *loop, connection *conn)
         want_events(loop, conn, EPOLLIN);
         return;
     }
-    const bool blocked = conn->stash || fcgi_relay_blocks(conn);
+    const bool blocked = conn->stash || is_blocked(conn);
     if (!blocked && fcgi_session_waits(&conn->session)) {
         conn->waiting_since_us = oldest_begin_us(loop, conn);
         conn->waiting_record = conn->session.record_count;
@@ -502,7 +509,7 @@ drain_connection(fcgi_loop *loop, connection *conn)
 static bool
 use_stash(fcgi_loop *loop, connection *conn)
 {
-    if (!conn->stash || unsent_bytes(conn) > UNSENT_BYTES_MAX / 4 || fcgi_relay_blocks(conn))
+    if (!conn->stash || unsent_bytes(conn) > UNSENT_BYTES_MAX / 4 || is_blocked(conn))
         return true;
     uint8_t *stash = conn->stash;
     const size_t length = conn->stash_length;
@@ -580,8 +587,8 @@ handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
 static bool
 reclaim_idle(fcgi_loop *loop)
 {
-    /* First whoever has been silent from the beginning: a web server's request is there with its connection, and a thousand
-     * of the others in the queue must not keep it waiting for a second each. */
+    /* First whoever has been silent from the beginning: a web server's request is there with its connection, and a
+     * thousand of the others in the queue must not keep it waiting for a second each. */
     for (connection *conn = loop->phases[PHASE_IDLE].first; conn; conn = conn->after)
         if (!conn->spoken) {
             if (conn->deadline_us > loop->now_us + loop->options.idle_us - RECLAIM_SILENT_US)

@@ -15,12 +15,12 @@ typedef struct fcgi_order {
     bool relay;      /* pass the request on to one of the listener's backends, the text before the answer's fields */
     bool repeatable; /* it may be sent a second time when a backend vanished without a word */
     bool wants_body; /* there is no text yet: ask again with the beginning of the body, and with `held` */
-    bool pends;      /* there is no text yet: ask again, with `held`, when fcgi_loop_decided is called with the ticket */
+    bool pends;      /* there is no text yet: ask again, with `held`, once fcgi_loop_decided is called with the ticket */
     bool streams;    /* wants_body, pends: its body may be wanted, so what comes of it meanwhile is kept */
     uint64_t hold_us; /* the text is right, and so late it is sent or the request passed on */
     void **ticket;   /* pends: receives what fcgi_loop_decided takes */
-    void *held;      /* wants_body, pends: for the next call; hold_us: for `go_on`; relay: for `settle`, NULL where nobody
-                        asks for the answer */
+    void *held;      /* wants_body, pends: for the next call; hold_us: for `go_on`; relay: for `settle`, NULL where
+                        nobody asks for the answer */
 } fcgi_order;
 
 typedef struct fcgi_call {
@@ -88,8 +88,8 @@ fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder
 bool fcgi_loop_run(fcgi_loop *loop);
 /* As SIGTERM would. The only function that any thread may call. */
 void fcgi_loop_stop(fcgi_loop *loop);
-/* A call that pended is to be asked again, at the end of this round. On the loop's thread, and never from within its own
- * call. */
+/* A call that pended is to be asked again, at the end of this round. On the loop's thread, and never from within its
+ * own call. */
 void fcgi_loop_decided(void *loop, void *ticket);
 /* What a client of tg_async_open asks of this loop. The guest_ functions answer it. */
 void fcgi_loop_house(fcgi_loop *loop, tg_async_loop *hooks);

@@ -48,8 +48,8 @@ struct fcgi_relay {
     connection *conn; /* NULL: kept or dead */
     fcgi_request *request;
     const fcgi_listener *listener;
-    void *held; /* what the responder left: before CONNECTING for what comes next (the body so far is in exchange.out), else
-                   for the answer's settling; NULL: nothing */
+    void *held; /* what the responder left: before CONNECTING for what comes next (the body so far is in exchange.out),
+                   else for the answer's settling; NULL: nothing */
     uint64_t deadline_us;
     fcgi_relay *before, *after; /* in its list */
     fcgi_relay *sibling;        /* next of its connection */
@@ -61,7 +61,7 @@ struct fcgi_relay {
 static fcgi_relay_list *
 list_of(fcgi_loop *loop, const fcgi_relay *relay)
 {
-    _Static_assert(sizeof loop->relays.lists / sizeof *loop->relays.lists == RELAY_DEAD, "a list for each state that lives");
+    _Static_assert(sizeof loop->relays.lists / sizeof *loop->relays.lists == RELAY_DEAD, "one for each that lives");
     return &loop->relays.lists[relay->state];
 }
 
@@ -291,7 +291,8 @@ listener_index(const fcgi_loop *loop, const fcgi_listener *listener)
 static bool
 take_kept(fcgi_loop *loop, fcgi_relay *relay, size_t backend)
 {
-    for (fcgi_relay *kept = loop->relays.lists[RELAY_KEPT].last; kept; kept = kept->before) { /* the latest used first */
+    /* The latest used first. */
+    for (fcgi_relay *kept = loop->relays.lists[RELAY_KEPT].last; kept; kept = kept->before) {
         if (kept->listener != relay->listener || kept->backend != backend)
             continue;
         char byte;

@@ -31,8 +31,8 @@ typedef struct fcgi_relays {
  * way afterwards, or its refusal is in loop->out and it is finished. */
 void fcgi_relay_begin(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
                       tg_text prefix);
-/* The request is answered or passed on later: when its body is there, its decision, or its turn. Any request, whether an
- * application is to see it or not. */
+/* The request is answered or passed on later: when its body is there, its decision, or its turn. Any request, whether
+ * an application is to see it or not. */
 void fcgi_relay_defer(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
                       tg_text text);
 void fcgi_relay_conclude(fcgi_loop *loop); /* asks again for what has been decided */

@@ -40,6 +40,7 @@ struct tg_gate {
     char *path;
     char *store_uri;       /* as chosen when opened */
     bool store_from_file;
+    uint8_t keyed[16];     /* digest of the file's secret and private kinds, as when opened */
     unsigned faces;        /* TG_FACE_ bits; 0: not said */
     bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
     bool brief;
@@ -231,6 +232,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .on_store_failure = policy->on_store_failure,
         .on_full = policy->on_full,
         .missing_identity = policy->missing_identity,
+        .count_denied = policy->count_denied,
     };
     tg_error fault;
     const tg_status status = tg__limiter_open(
@@ -391,10 +393,24 @@ store_of(const tg_config *config)
     return config->store ? config->store : "shared://default";
 }
 
+static void
+keyed_by(const tg_config *config, uint8_t keyed[16])
+{
+    const tg_text pieces[] = { tg_text_of(config->secret), { (const char *)&config->private_kinds, sizeof(unsigned) } };
+    tg__digest(pieces, 2, keyed, 16);
+}
+
 static tg_status
 check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
 {
     char before[120], since[120];
+    uint8_t keyed[16];
+    keyed_by(config, keyed);
+    if (memcmp(keyed, gate->keyed, sizeof keyed) != 0)
+        return tg__error(error, TG_E_CONFIG,
+                         "%s:%u:1: neither `secret` nor `private` can change while running: keys would be others; restart to "
+                         "count by them",
+                         config->path, config->secret_line ? config->secret_line : 1);
     if (!gate->store_from_file || strcmp(gate->store_uri, store_of(config)) == 0)
         return TG_OK;
     tg__error(error, TG_E_CONFIG,
@@ -524,7 +540,9 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
     gate->store_uri = strndup(chosen.data, chosen.length);
     if (!gate->store_uri)
         return tg__error(error, TG_E_NOMEM, "the store's name");
-    tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us, .existing = true };
+    tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us, .existing = true,
+                                       .secret = tg_text_of(config->secret), .private_kinds = config->private_kinds };
+    keyed_by(config, gate->keyed);
     tg_error fault;
     tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
     if (fault_is_absence(status, &fault)) {

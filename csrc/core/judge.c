@@ -458,7 +458,8 @@ log_decision(const court *of, size_t at, bool refused)
         return;
     char who[400] = "", path[80], method[16];
     if (decision->result_count)
-        tg_identity_show(&decision->identities[decision->results[decision->reported].identity], who, sizeof who);
+        tg__identity_show(&decision->identities[decision->results[decision->reported].identity], of->store->private_kinds, who,
+                          sizeof who);
     else if (of->judgement->missing[0])
         snprintf(who, sizeof who, "a request without %s", of->judgement->missing);
     tg_text shown_path = of->request->path; /* a query may hold a secret */

@@ -219,7 +219,23 @@ typedef struct tg_store_options {
     tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
     uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
     bool existing;       /* only what is there: a table is never made */
+    /* Redis: what private values in keys are hashed under, the same on all machines; 1 to 127 bytes, or "@/path" of a file
+     * that nobody but its owner can read. Empty: TIDEGATE_SECRET; without that, one that is made once and kept in Redis. */
+    tg_text secret;
+    unsigned private_kinds; /* TG_PRIVATE_ bits: kinds whose values are hashed as well, and hidden where identities are shown */
 } tg_store_options;
+
+/* Headers, cookies, fields and keys are private in any case. bit, kind */
+#define TG_PRIVATE_KINDS(X)                                                                                            \
+    X(TG_PRIVATE_IP, 1, "ip")                                                                                          \
+    X(TG_PRIVATE_USER, 2, "user")                                                                                      \
+    X(TG_PRIVATE_ROUTE, 4, "route")                                                                                    \
+    X(TG_PRIVATE_PATH, 8, "path")                                                                                      \
+    X(TG_PRIVATE_METHOD, 16, "method")                                                                                 \
+    X(TG_PRIVATE_HOST, 32, "host")
+#define TG_PRIVATE_ENUM(name, bit, kind) name = bit,
+enum { TG_PRIVATE_KINDS(TG_PRIVATE_ENUM) };
+#undef TG_PRIVATE_ENUM
 
 /* Opens a store, or takes another reference to one this process has open under the same URI and clock.
  *
@@ -229,7 +245,7 @@ typedef struct tg_store_options {
  *
  * uri  empty: TIDEGATE_STORE from the environment, else shared://default
  *
- * TG_E_CONFIG  the URI is wrong, or two references name different sizes
+ * TG_E_CONFIG  the URI is wrong, or two references name different sizes, secrets or private kinds
  * TG_E_TRUST   path, owner, mode and the option that would allow it are in the message
  * TG_E_FORMAT  damaged or foreign file, other clock kind
  * TG_E_SYSTEM  the system refused (no space: nothing is left behind); with `existing` ENOENT where there is no table
@@ -392,6 +408,7 @@ typedef struct tg_limiter_options {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    bool count_denied; /* what is refused counts too: who keeps knocking stays out. TG_E_CONFIG where the store cannot */
 } tg_limiter_options;
 
 typedef struct tg_limiter tg_limiter;

@@ -98,6 +98,14 @@ def test_pipelined_and_multiplexed_requests_each_get_their_answer_and_none_count
         assert left == {str(999_999 - number) for number in range(60)}
 
 
+def test_requests_behind_each_other_under_one_number_are_answered_in_order(daemon: Daemon) -> None:
+    with Connection(daemon.address) as connection:
+        for split in (0, 1, 7, 1000):
+            connection.send(Request(uri="/big", padding=3).encode() * 50, split)
+            left = [int(connection.answer()["X-RateLimit-Remaining"] or "") for _ in range(50)]
+            assert left == list(range(left[0], left[0] - 50, -1))
+
+
 def test_several_loops_admit_the_limit_exactly(start: Callable[..., Daemon], redis: Server) -> None:
     rules = "policies:\n  - {name: shared, rules: 700/hour}\n"
     daemon = start(rules, "--store", redis.patient, "--threads", "3")

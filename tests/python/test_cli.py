@@ -374,6 +374,7 @@ def test_machines_with_different_secrets_are_warned_of_when_redis_is_asked(
     run: Run, tmp_path: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = policies(tmp_path, "{name: a, rules: 5/hour}")
+    path.write_text("secret: ${TIDEGATE_SECRET}\n" + path.read_text())
     monkeypatch.setenv("TIDEGATE_SECRET", "one secret of ten machines")
     Limiter("5/hour", name="a", store=redis.patient).hit("x")
     assert live(run, path, redis.uri, TIDEGATE_SECRET="one secret of ten machines") == []

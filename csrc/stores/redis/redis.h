@@ -80,6 +80,7 @@ void tg__redis_address_fini(tg_redis_address *address);
 typedef struct tg_redis_keyring {
     uint8_t secret[32];
     char prefix[24]; /* "tg1:0123abcd:{" */
+    unsigned private_kinds; /* TG_PRIVATE_ bits */
 } tg_redis_keyring;
 
 typedef struct tg_redis_wire {
@@ -186,7 +187,7 @@ tg_status tg__redis_names_add(tg_redis_names *names, const tg_rule *rule, const 
 /* Lock-free. A rule nobody has named ends with the digits of its scope. Returns the length. */
 size_t tg__redis_names_suffix(const tg_redis_names *names, const tg_rule *rule, char suffix[TG__REDIS_SUFFIX_MAX]);
 
-void tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual);
+void tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual, unsigned private_kinds);
 /* One dimension as it stands between the braces: readable where it is short and plain, hashed under the secret where it
  * is long, odd or private. Two identities never give one text. Returns the length. */
 size_t tg__redis_identity_text(const tg_redis_keyring *keyring, const tg_identity *identity,
@@ -330,8 +331,8 @@ bool tg__cluster_redirects(const char *reply);
 unsigned tg__cluster_slot(tg_text hashed);
 void tg__cluster_begin_child(tg_cluster *cluster);
 
-/* From the environment, or one of our own to offer; `given` tells which. */
-tg_status tg__redis_choose_secret(char secret[128], bool *given, tg_error *error);
+/* As named, else from the environment, or one of our own to offer; `given` tells which. */
+tg_status tg__redis_choose_secret(tg_text named, char secret[128], bool *given, tg_error *error);
 
 /* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
 bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,

@@ -96,7 +96,7 @@ static bool
 is_plain(const tg_target *targets, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (targets[i].charged || targets[i].forced || targets[i].patience_us)
+        if (targets[i].charged || targets[i].forced || targets[i].patience_us || targets[i].counts_denied)
             return false;
     return true;
 }
@@ -422,6 +422,7 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
     }
     enlist(tiered);
     tiered->base.shown = tiered->inner->shown;
+    tiered->base.counts_denied = tiered->inner->counts_denied;
     /* Trouble that was found at opening has been spoken of. */
     atomic_store(&tiered->base.failing, atomic_load(&tiered->inner->failing));
     atomic_store(&tiered->base.last_failure_us, atomic_load(&tiered->inner->last_failure_us));

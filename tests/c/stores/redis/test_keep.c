@@ -381,7 +381,7 @@ no_bytes_in_their_places_do_harm(void **unused)
                                          "=a:=b 99999999999999999999999999 -1 x\n", "=%00:=b 1\n", "=%4:=b 1\n" };
     tg_orders *orders = tg__orders_open();
     tg_redis_keyring keyring;
-    tg__redis_keyring_init(&keyring, tg_text_of("s"), false);
+    tg__redis_keyring_init(&keyring, tg_text_of("s"), false, 0);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         tg_policy_metrics policies[2];
         size_t count = 9;

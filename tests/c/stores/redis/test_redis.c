@@ -242,7 +242,7 @@ random_identities_never_share_a_key_and_stay_between_one_pair_of_braces(void **u
 {
     (void)unused;
     tg_redis_keyring keyring;
-    tg__redis_keyring_init(&keyring, tg_text_of("s"), false);
+    tg__redis_keyring_init(&keyring, tg_text_of("s"), false, 0);
     static const char alphabet[] = "ab{},=#:%\0 \xff" "1";
     static struct {
         tg_identity identity;
@@ -665,7 +665,8 @@ a_forked_child_never_uses_its_parents_connection(void **unused)
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
     assert_int_equal(hit(limiter, "a").remaining, 1000 - 1 - 50 - 200 - 1);
-    assert_int_equal(server_info(&redis, "stats", "total_connections_received") - before, 4 + 1); /* and ours */
+    /* One each, or two where a child's keeper had its only one when a hit came; one more of the parent's; and ours. */
+    assert_in_range(server_info(&redis, "stats", "total_connections_received") - before, 4 + 1, 2 * 4 + 1 + 1);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
