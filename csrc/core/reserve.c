@@ -106,10 +106,18 @@ tg_reservation_settle(tg_limiter *limiter, tg_reservation *reservation, uint64_t
     tg_lease lease = { .until_us = reservation->until_us, .actual = actual, .places = places };
     memcpy(lease.id, reservation->id, sizeof lease.id);
     const size_t count = held_targets(reservation, targets, places);
+    tg_error told;
     const tg_status status =
-        limiter->store->ops->lease(limiter->store, TG_LEASE_SETTLE, targets, count, &lease, NULL, NULL, error);
-    if (status == TG_OK)
+        limiter->store->ops->lease(limiter->store, TG_LEASE_SETTLE, targets, count, &lease, NULL, NULL, &told);
+    if (status == TG_OK) {
+        tg__success_seen(limiter->store);
         hold_nothing(reservation);
+    } else {
+        if (status == TG_E_STORE)
+            tg__failure_seen(limiter->store, &told);
+        if (error)
+            *error = told;
+    }
     return status;
 }
 

@@ -95,7 +95,8 @@ _Static_assert(sizeof(tg_block) == 64, "a block is one cache line");
  *
  * The tag is a word that no log holds (both upper bits). It is written last and taken back first, under the undo record, so a
  * block with a tag is a whole lease at any instant; the list they stand in is made anew after a death. */
-#define TG_LEASE_TAG (UINT64_C(0xc1ea5e) << 40) /* the rest: algorithm << 32 | index of the entry */
+#define TG_LEASE_TAG (UINT64_C(0xc1ea5e) << 40) /* the rest: aligned << 35 | algorithm << 32 | index of the entry */
+#define TG_LEASE_ALIGNED (UINT64_C(1) << 35)
 #define TG_LEASE_TAG_MASK (UINT64_C(0xffffff) << 40)
 #define TG_LEASE_COST_BITS 34
 

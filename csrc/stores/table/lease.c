@@ -40,7 +40,7 @@ entry_of(const tg_area *area, uint32_t block, uint32_t *index)
         return false;
     const tg_entry *const entry = &area->entries[*index];
     const uint64_t key = *(const volatile uint64_t *)&entry->key[0];
-    return (entry->flags & TG_ENTRY_USED) && entry->algorithm == ((tag >> 32) & 0xff) &&
+    return (entry->flags & TG_ENTRY_USED) && entry->algorithm == ((tag >> 32) & 7) &&
            (word_read(area, block, TG_LEASE_WORD_COST) & ~COST_MASK) == (key & ~COST_MASK);
 }
 
@@ -131,7 +131,8 @@ tg__lease_add(const tg_area *area, uint32_t index, const tg_rule *rule, const tg
     words[TG_LEASE_WORD_RESOLUTION] = rule->resolution_us;
     TG_STEP("lease written");
     tg__undo_save_word(area, block, TG_LEASE_WORD_TAG); /* what stands there is no tag */
-    words[TG_LEASE_WORD_TAG] = TG_LEASE_TAG | (uint64_t)rule->algorithm << 32 | index;
+    words[TG_LEASE_WORD_TAG] =
+        TG_LEASE_TAG | (rule->aligned ? TG_LEASE_ALIGNED : 0) | (uint64_t)rule->algorithm << 32 | index;
     tg__in_order();
     entry->leases++;
     TG_STEP("lease tagged");
@@ -181,6 +182,7 @@ tg__lease_end(const tg_area *area, uint32_t block, uint64_t given, uint64_t now_
             .period_us = words[TG_LEASE_WORD_PERIOD] ? words[TG_LEASE_WORD_PERIOD] : 1,
             .resolution_us = words[TG_LEASE_WORD_RESOLUTION],
             .algorithm = entry.algorithm,
+            .aligned = (words[TG_LEASE_WORD_TAG] & TG_LEASE_ALIGNED) != 0,
         };
         const uint64_t stamp_us = words[TG_LEASE_WORD_STAMP];
         uint64_t left = 0;
@@ -195,7 +197,6 @@ tg__lease_end(const tg_area *area, uint32_t block, uint64_t given, uint64_t now_
             given = left;
         } else {
             /* At the state's own last time: what has drained since, whatever the rule is by then, drains as it would. */
-            rule.aligned = entry.value.fixed.running == 2;
             changed = tg__refund(&rule, &entry.value, 0, given, true, stamp_us, &entry.value);
         }
         if (changed)

@@ -169,15 +169,17 @@ take_held(call *now, uint32_t index)
     return true;
 }
 
-/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
+/* Ascending, so that two calls cannot wait for each other. False: nothing is held.
+ * due  set when some lease in these segments has ended */
 ON_HIT_PATH bool
-take(call *now)
+take(call *now, bool *due)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
         tg_segment *const segment = tg__map_area(now->map, index).segment;
         if (__builtin_expect(!tg__lock_try(segment, now->self), 0) && !take_held(now, index))
             return false;
+        *due |= tg__leases_due(segment, now->now_us);
     }
     TG_STEP("locks taken");
     return true;
@@ -209,10 +211,12 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
     now->waited = now->loosened = false;
     now->now_us = tg__table_now(table);
     now->self = tg__lock_self();
+    bool due;
     for (;;) {
+        due = false;
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
         make_keys(now, count);
-        if (__builtin_expect(!take(now), 0))
+        if (__builtin_expect(!take(now, &due), 0))
             return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped, or did not move in time",
                              table->place.name);
         /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
@@ -221,13 +225,11 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
         release(now, now->segments);
         now->waited = true;
     }
-    if (__builtin_expect(now->waited, 0))
-        now->now_us = tg__table_now(table);
-    bool due = false;
-    for (uint64_t left = now->segments; left; left &= left - 1)
-        due |= tg__leases_due(tg__map_area(now->map, (uint32_t)__builtin_ctzll(left)).segment, now->now_us);
-    if (__builtin_expect(due, 0))
+    if (__builtin_expect(now->waited | due, 0)) {
+        if (now->waited)
+            now->now_us = tg__table_now(table);
         lapse(now);
+    }
     return TG_OK;
 }
 
