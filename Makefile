@@ -82,9 +82,10 @@ PROGRAMS := $(B)/bin/tidegate $(if $(FCGI_SRC),$(B)/bin/tidegate-fcgi)
 CGI_SRC := $(sort $(wildcard fcgi/cgi/*.c))
 CGI_CC ?= $(or $(if $(filter plaingcc,$(VARIANT)$(notdir $(CC))),$(shell command -v musl-gcc)),$(CC))
 CGI_LDFLAGS ?= $(if $(filter plain,$(VARIANT)),-static)
-CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/listen.c fcgi/log.c \
+CGI_ALL_SRC := $(CGI_SRC) fcgi/answer.c fcgi/codec.c fcgi/judging.c fcgi/listen.c fcgi/log.c \
     $(filter-out csrc/config/yaml_tree.c csrc/stores/redis/% csrc/stores/tiered/%,$(LIB_SRC))
-CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/cgi/%.o)
+# Under sanitizers it is a program like any other.
+CGI_OBJ := $(CGI_ALL_SRC:%.c=$(B)/$(if $(filter plain,$(VARIANT)),cgi,obj)/%.o)
 # tests/c/a/test_b.c becomes $(B)/tests/a/test_b, any other tests/x/y.c $(B)/tests/x/y.
 test_bin = $(patsubst tests/%.c,$(B)/tests/%,$(patsubst tests/c/%.c,$(B)/tests/%,$(1)))
 TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
@@ -92,7 +93,7 @@ FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
 .PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
-        bench-instructions bench-redis fuzz fuzz-programs install clean
+        bench-instructions bench-redis fuzz fuzz-programs install deb clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
 all: build
@@ -115,8 +116,8 @@ $(B)/obj/%.o: %.c
 	$(call SAY,CC,$@)
 	$(Q)$(COMPILE) -c $< -o $@
 
-# The scripts are part of this object, and no header that the compiler would tell of.
-$(B)/obj/csrc/stores/redis/script.o $(B)/hooks/csrc/stores/redis/script.o: $(wildcard csrc/stores/redis/*.lua)
+# The scripts are part of these objects, and no header that the compiler would tell of.
+$(foreach o,obj hooks,$(B)/$(o)/csrc/stores/redis/script.o $(B)/$(o)/csrc/stores/redis/keep.o): $(wildcard csrc/stores/redis/*.lua)
 $(B)/obj/fcgi/page.o: fcgi/page.css fcgi/page.js
 
 $(B)/hooks/%.o: %.c
@@ -177,7 +178,7 @@ $(B)/bin/tidegate-cgi: $(CGI_OBJ)
 	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
-PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
+PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.lua' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
 PYTHON_STAMP = .venv/.tidegate-built
 python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
@@ -205,6 +206,11 @@ install: lib programs ## copy library, headers, programs, manual and units under
 	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
 	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done
 	install -m 644 examples/systemd/tidegate.conf $(INSTALLED)/lib/tmpfiles.d/
+
+deb: lib programs ## a Debian package of what `make install` lays out, in build/
+	@rm -rf $(B)/deb
+	@$(MAKE) --no-print-directory -s install PREFIX=/usr DESTDIR=$(abspath $(B))/deb
+	@packaging/debian/build $(abspath $(B))/deb $(VERSION) $(B)
 
 # ---- testing ---------------------------------------------------------------------------------------------------------
 

@@ -546,43 +546,16 @@ put_allowed(writer *out, fcgi_mode how, const tg_judgement *judgement, const tg_
 
 /* ---- decisions by name */
 
-static void
-forget_policies(fcgi_answerer *answerer)
-{
-    for (size_t i = 0; i < answerer->policy_count; i++)
-        tg_limiter_close(answerer->policies[i].limiter);
-    answerer->policy_count = 0;
-}
-
 void
 fcgi_answerer_fini(fcgi_answerer *answerer)
 {
-    forget_policies(answerer);
+    fcgi_judge_fini(&answerer->judge);
 }
 
-/* Opened once and kept until the rules are read again. */
-static tg_status
-find_policy(fcgi_answerer *answerer, tg_text name, tg_limiter **limiter, tg_error *error)
+const tg_judgement *
+fcgi_answer_judgement(const fcgi_answerer *answerer)
 {
-    const uint64_t generation = tg_gate_generation(answerer->gate);
-    if (generation != answerer->generation)
-        forget_policies(answerer);
-    answerer->generation = generation;
-    for (size_t i = 0; i < answerer->policy_count; i++)
-        if (is(name, answerer->policies[i].name, strlen(answerer->policies[i].name))) {
-            *limiter = answerer->policies[i].limiter;
-            return TG_OK;
-        }
-    const tg_status status = tg_gate_limiter(answerer->gate, name, limiter, error);
-    if (status != TG_OK)
-        return status;
-    if (answerer->policy_count == FCGI_POLICIES_MAX)
-        forget_policies(answerer);
-    struct fcgi_policy *kept = &answerer->policies[answerer->policy_count++];
-    memcpy(kept->name, name.data, name.length); /* it names a policy, so it fits */
-    kept->name[name.length] = '\0';
-    kept->limiter = *limiter;
-    return TG_OK;
+    return &answerer->now.judgements[0];
 }
 
 tg_status
@@ -607,34 +580,10 @@ may_name(const fcgi_rights *rights, tg_text policy)
     return rights->policy_count == 0;
 }
 
-static void
-conclude(tg_judgement *judgement)
-{
-    const tg_decision *decision = &judgement->decision;
-    judgement->outcome = TG_ALLOWED;
-    judgement->status = 0;
-    if (decision->allowed)
-        return;
-    const bool counted = decision->result_count > 0;
-    if (!counted) {
-        judgement->outcome = TG_UNAVAILABLE;
-        judgement->status = 503;
-    } else if (decision->results[decision->reported].rule.algorithm == TG_DENY) {
-        judgement->outcome = TG_FORBIDDEN;
-        judgement->status = 403;
-    } else {
-        judgement->outcome = TG_DENIED;
-        judgement->status = 429;
-    }
-}
-
-/* NULL, and the judgement is made; else what is wrong with the question (in `error` where the library says it). */
+/* Puts the question into the gate's words, `values` being the room for its keys. NULL, or what is wrong with it. */
 static const char *
-decide_by_name(fcgi_answerer *answerer, const fcgi_rights *rights, const question *one, const tg_request *request,
-               tg_error *error)
+word_question(const fcgi_rights *rights, const question *one, tg_request *request, tg_part values[TG_DIMENSIONS_MAX])
 {
-    tg_judgement *judgement = &answerer->judgement;
-    tg_limiter *limiter = NULL;
     tg_text policy = one->policy;
     if (one->wrong)
         return one->wrong;
@@ -645,42 +594,11 @@ decide_by_name(fcgi_answerer *answerer, const fcgi_rights *rights, const questio
                                     : "TIDEGATE_POLICY is missing: a key and a batch need one";
     if (!may_name(rights, policy))
         return "TIDEGATE_POLICY names a policy that this socket's policies= does not list";
-    if (find_policy(answerer, policy, &limiter, error) != TG_OK)
-        return error->message;
-    if (one->key_count == 0) {
-        if (!request)
-            return "TIDEGATE_KEY is missing: who is meant cannot be told without";
-        return tg_limiters_judge(&limiter, 1, request, one->cost, NULL, 0, judgement, error) == TG_OK ? NULL
-                                                                                                      : error->message;
-    }
-    tg_part parts[TG_DIMENSIONS_MAX];
-    tg_dimension dimensions[TG_DIMENSIONS_MAX];
-    size_t count = 0;
-    for (size_t i = 0; i < one->key_count; i++) {
-        if (one->keys[i].value.length == 0)
-            continue;
-        parts[count] = (tg_part){ .kind = one->keys[i].kind, .value = one->keys[i].value };
-        dimensions[count] = (tg_dimension){ .parts = &parts[count], .part_count = 1 };
-        count++;
-    }
-    tg_status status = TG_E_IDENTITY;
-    if (count > 0)
-        status = one->peek
-                     ? tg_limiter_peek(limiter, dimensions, count, one->cost, &judgement->decision, error)
-                     : tg_limiter_hit(limiter, dimensions, count, one->cost, &judgement->decision, error);
-    snprintf(judgement->policy, sizeof judgement->policy, "%s", tg_limiter_name(limiter));
-    snprintf(judgement->missing, sizeof judgement->missing, "%.*s", (int)(one->keys[0].kind.length & 63),
-             one->keys[0].kind.data);
-    if (status == TG_E_IDENTITY) {
-        judgement->outcome = TG_UNIDENTIFIED;
-        judgement->status = 401;
-        judgement->decision.allowed = false;
-        judgement->decision.result_count = 0;
-        return NULL;
-    }
-    if (status != TG_OK)
-        return error->message;
-    conclude(judgement);
+    request->policy = policy;
+    for (size_t i = 0; i < one->key_count; i++)
+        values[i] = (tg_part){ .kind = one->keys[i].kind, .value = one->keys[i].value };
+    request->values = values;
+    request->value_count = one->key_count;
     return NULL;
 }
 
@@ -758,35 +676,100 @@ read_line(tg_text line, char *room, question *one)
     }
 }
 
-/* Each line is decided by itself, in order; one that cannot be is told so and refused. */
 static void
-put_batch(writer *out, fcgi_answerer *answerer, const fcgi_rights *rights, tg_text batch, bool head)
+put_line(writer *body, bool first, const char *wrong, const tg_judgement *judgement)
+{
+    char plain[240];
+    if (!first)
+        PUT(body, ", ");
+    if (!wrong) {
+        put_decision_json(body, judgement);
+        return;
+    }
+    copy_plain(plain, sizeof plain, wrong);
+    PUT(body, "{\"allowed\": false, \"status\": 500, \"message\": \"");
+    put(body, tg_text_of(plain));
+    PUT(body, "\"}");
+}
+
+static tg_text
+cut_line(tg_text *batch)
+{
+    tg_text line = cut(batch, '\n');
+    if (line.length && line.data[line.length - 1] == '\r')
+        line.length--;
+    return line;
+}
+
+/* NULL, or what is wrong with the line. */
+static const char *
+word_line(const fcgi_rights *rights, tg_text line, char *room, tg_request *request, tg_part values[TG_DIMENSIONS_MAX],
+          uint64_t *cost)
+{
+    question one;
+    read_line(line, room, &one);
+    *request = (tg_request){ .peek = one.peek };
+    *cost = one.cost;
+    if (!one.wrong && one.key_count == 0)
+        return "TIDEGATE_KEY is missing: who is meant cannot be told without";
+    return word_question(rights, &one, request, values);
+}
+
+/* Each line is decided by itself, in order; one that cannot be is told so and refused. `judged`: the lines are decided
+ * already. */
+static void
+put_batch(writer *out, fcgi_answerer *answerer, const fcgi_rights *rights, tg_text batch, const fcgi_judging *judged,
+          bool head)
 {
     char json[FCGI_TEXT_BYTES_MAX - 256];
     writer body = { .text = json };
     PUT(&body, "{\"decisions\": [");
-    for (bool first = true; batch.length > 0; first = false) {
-        tg_text line = cut(&batch, '\n');
-        if (line.length && line.data[line.length - 1] == '\r')
-            line.length--;
-        question one;
-        tg_error error = { 0 };
-        read_line(line, answerer->line, &one);
-        const char *wrong = decide_by_name(answerer, rights, &one, NULL, &error);
-        if (!first)
-            PUT(&body, ", ");
+    for (size_t i = 0; judged && i < judged->line_count; i++) {
+        const fcgi_line *line = &judged->lines[i];
+        put_line(&body, i == 0, line->status == TG_OK ? NULL : line->error.message, &line->judgement);
+    }
+    for (bool first = true; !judged && batch.length > 0; first = false) {
+        tg_request request;
+        tg_part values[TG_DIMENSIONS_MAX];
+        uint64_t cost;
+        fcgi_judging *now = &answerer->now;
+        const char *wrong = word_line(rights, cut_line(&batch), answerer->line, &request, values, &cost);
+        now->count = 0;
         if (!wrong) {
-            put_decision_json(&body, &answerer->judgement);
-            continue;
+            fcgi_judging_begin(now, &request, cost);
+            wrong = now->status == TG_OK ? NULL : now->error.message;
         }
-        char plain[240];
-        copy_plain(plain, sizeof plain, wrong);
-        PUT(&body, "{\"allowed\": false, \"status\": 500, \"message\": \"");
-        put(&body, tg_text_of(plain));
-        PUT(&body, "\"}");
+        put_line(&body, first, wrong, &now->judgements[0]);
     }
     PUT(&body, "]}");
     put_json_answer(out, (tg_text){ .data = json, .length = body.length }, head);
+}
+
+/* All lines at once, where the store is not waited for. NULL: out of memory. */
+static fcgi_judging *
+ask_batch(fcgi_answerer *answerer, const fcgi_rights *rights, tg_text batch, size_t line_count)
+{
+    fcgi_judging *judging = fcgi_judging_new(&answerer->judge);
+    if (!judging)
+        return NULL;
+    judging->lines = malloc(line_count * sizeof *judging->lines + batch.length + 1); /* and their texts, decoded */
+    if (!judging->lines) {
+        fcgi_judging_free(judging);
+        return NULL;
+    }
+    char *room = (char *)(judging->lines + line_count);
+    for (; judging->line_count < line_count; judging->line_count++) {
+        fcgi_line *line = &judging->lines[judging->line_count];
+        const tg_text text = cut_line(&batch);
+        line->call = NULL;
+        const char *wrong = word_line(rights, text, room, &line->request, line->values, &line->cost);
+        line->status = wrong ? TG_E_ARG : TG_OK;
+        if (wrong)
+            snprintf(line->error.message, sizeof line->error.message, "%s", wrong);
+        room += text.length;
+    }
+    fcgi_judging_begin_lines(judging);
+    return judging;
 }
 
 static size_t
@@ -887,17 +870,25 @@ is_repeatable(tg_text method)
     return IS(method, "GET") || IS(method, "HEAD") || IS(method, "OPTIONS");
 }
 
-/* What is known of a request until its body or its answer is there: the judgements before and after the body. */
-typedef struct held_judgements {
-    size_t count;
-    tg_judgement judgements[2];
-} held_judgements;
-
 void
 fcgi_answer_forget(void *context, void *held)
 {
     (void)context;
-    free(held); /* what was taken stays taken */
+    fcgi_judging_forget(held);
+}
+
+void *
+fcgi_answer_go_on(void *context, void *held)
+{
+    (void)context;
+    fcgi_judging *judging = held;
+    for (size_t i = 0; i < judging->count; i++)
+        if (judging->judgements[i].settles && judging->stage == FCGI_STAGE_HELD) {
+            judging->stage = FCGI_STAGE_PASSED;
+            return judging;
+        }
+    fcgi_judging_free(judging);
+    return NULL;
 }
 
 /* The fields of a CGI answer, into answerer->headers; its status. */
@@ -929,55 +920,119 @@ void
 fcgi_answer_settle(void *context, void *held, int status, tg_text head)
 {
     fcgi_answerer *answerer = context;
-    held_judgements *all = held;
     size_t header_count = 0;
     if (status == 0)
         status = read_head(answerer, head, &header_count);
-    for (size_t i = 0; i < all->count; i++) {
-        tg_error error;
-        if (all->judgements[i].settles && tg_gate_settle(answerer->gate, &all->judgements[i], status, answerer->headers,
-                                                         header_count, &error) != TG_OK)
-            fcgi_log_rarely(&answerer->judge_gate, FCGI_WARN, "not-settled", "%s: %s", tg_status_name(error.status),
-                            error.message);
-    }
-    free(all);
+    fcgi_judging_settle(held, status, answerer->headers, header_count);
 }
 
-/* By the rules file. A relayed request whose policies ask for its body is judged twice: before the body by what needs
- * none, then by all, where what was taken already is not taken again. */
-static tg_status
-judge_request(fcgi_answerer *answerer, const fcgi_call *call, fcgi_mode how, asked *ask, tg_error *error)
+/* How long an allowed request is to wait for its turn: a leaky bucket lets through one by one. Who asks for a decision
+ * as JSON is told. */
+static uint64_t
+hold_us(fcgi_answerer *answerer, const fcgi_listener *listener, fcgi_mode how, const fcgi_judging *judging)
 {
-    held_judgements *held = call->held;
-    tg_judgement *judgement = &answerer->judgement;
-    ask->request.body = call->body;
-    ask->request.body_read = call->body_read;
-    ask->request.body_follows = how == FCGI_MODE_RELAY && !call->body_read;
-    const tg_decision *prior[] = { held ? &held->judgements[0].decision : NULL };
-    const tg_status status = tg_gate_judge(answerer->gate, &ask->request, ask->question.cost, prior, held ? 1 : 0,
-                                           judgement, &answerer->answer, error);
-    if (status != TG_OK || judgement->status != 0) {
-        if (held) /* refused is refused: nothing was taken */
-            tg_decision_refund(tg_gate_store(answerer->gate), &held->judgements[0].decision, NULL);
-        free(held);
-        return status;
+    uint64_t delay_us = 0;
+    for (size_t i = 0; i < judging->count; i++)
+        if (judging->judgements[i].decision.delay_us > delay_us)
+            delay_us = judging->judgements[i].decision.delay_us;
+    if (delay_us == 0 || how == FCGI_MODE_ANSWER || listener->rights.hold_us == 0)
+        return 0;
+    if (delay_us <= listener->rights.hold_us)
+        return delay_us;
+    fcgi_log_rarely(&answerer->hold_gate, FCGI_WARN, "held-too-short",
+                    "%s: a turn comes in %.3f s and hold= is less; it goes on then", listener->text,
+                    (double)delay_us / 1e6);
+    return listener->rights.hold_us;
+}
+
+/* What is to become of an allowed request besides its answer. The judging is the loop's afterwards, or done with. */
+static void
+let_pass(fcgi_answerer *answerer, const fcgi_call *call, fcgi_mode how, fcgi_judging *judging)
+{
+    fcgi_order *order = call->order;
+    bool settles = false;
+    for (size_t i = 0; i < judging->count && how == FCGI_MODE_RELAY; i++)
+        settles = settles || judging->judgements[i].settles;
+    order->hold_us = hold_us(answerer, call->listener, how, judging);
+    order->relay = how == FCGI_MODE_RELAY;
+    const fcgi_stage stage = order->hold_us ? FCGI_STAGE_HELD : FCGI_STAGE_PASSED;
+    if (judging == &answerer->now) {
+        order->held = settles || order->hold_us ? fcgi_judging_keep(&answerer->judge, judging, stage) : NULL;
+    } else if (settles || order->hold_us) {
+        judging->stage = stage;
+        order->held = judging;
+    } else {
+        fcgi_judging_free(judging);
     }
-    const bool first = judgement->needs_body && !held;
-    const bool settles = how == FCGI_MODE_RELAY && (judgement->settles || (held && held->judgements[0].settles));
-    if (!first && !settles) {
-        free(held);
-        return TG_OK;
+    if (order->hold_us && !order->held)
+        order->hold_us = 0; /* out of memory: it goes on at once, and what it took stays taken */
+}
+
+/* A relayed request whose policies ask for its body is judged twice: before the body by what needs none, then by all,
+ * where what was taken already is not taken again. NULL: out of memory. */
+static fcgi_judging *
+judge_request(fcgi_answerer *answerer, const fcgi_call *call, const asked *ask)
+{
+    fcgi_judging *judging = call->held;
+    if (!judging && !answerer->judge.client) {
+        judging = &answerer->now;
+        judging->count = 0;
+    } else if (!judging) {
+        judging = fcgi_judging_new(&answerer->judge);
     }
-    if (!held)
-        held = calloc(1, sizeof *held);
-    if (!held) {
-        snprintf(error->message, sizeof error->message, "out of memory");
-        return error->status = TG_E_NOMEM;
+    if (judging)
+        fcgi_judging_begin(judging, &ask->request, ask->question.cost);
+    return judging;
+}
+
+static void
+leave_pending(const fcgi_call *call, fcgi_mode how, fcgi_judging *judging)
+{
+    call->order->pends = true;
+    call->order->streams = how == FCGI_MODE_RELAY;
+    call->order->held = judging;
+    call->order->ticket = &judging->ticket;
+}
+
+/* The end of a judging that lets nothing pass. */
+static void
+drop(const fcgi_answerer *answerer, fcgi_judging *judging)
+{
+    if (!judging || judging == &answerer->now)
+        return;
+    if (judging->count > 0 && (judging->count > 1 || judging->status != TG_OK))
+        fcgi_judging_give_back(judging); /* refused by its body is refused: nothing was taken */
+    else
+        fcgi_judging_free(judging);
+}
+
+static void
+put_judged(writer *out, fcgi_answerer *answerer, const fcgi_call *call, fcgi_mode how, const asked *ask, bool head,
+           fcgi_judging *judging)
+{
+    const tg_judgement *judgement = &judging->judgements[judging->count - 1];
+    const tg_answer *answer = &judging->answer;
+    if (ask->question.peek) { /* asked about, not refused */
+        char json[640];
+        writer body = { .text = json };
+        put_decision_json(&body, judgement);
+        put_json_answer(out, (tg_text){ .data = json, .length = body.length }, head);
+        drop(answerer, judging);
+    } else if (judgement->status != 0) {
+        const refusal no = {
+            .status = answer->status,
+            .reason = tg_text_of(answer->reason),
+            .body = answer->body,
+            .fields = answer->fields,
+            .field_count = answer->field_count,
+        };
+        put_refusal(out, how, &no, head);
+        drop(answerer, judging);
+    } else {
+        put_allowed(out, how, judgement, answer, ask->next, head);
+        call->order->repeatable = is_repeatable(ask->request.method);
+        let_pass(answerer, call, how, judging);
     }
-    held->judgements[held->count++] = *judgement;
-    call->order->wants_body = first;
-    call->order->held = held;
-    return TG_OK;
 }
 
 size_t
@@ -986,8 +1041,13 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
     fcgi_answerer *answerer = context;
     const fcgi_listener *listener = call->listener;
     const fcgi_rights *rights = &listener->rights;
+    fcgi_judging *judging = call->held;
+    const bool judged = judging && judging->stage == FCGI_STAGE_JUDGED;
+    tg_part values[TG_DIMENSIONS_MAX];
     writer out = { .text = text };
     asked ask;
+    answerer->judge.gate = answerer->gate;
+    answerer->now.judge = &answerer->judge;
     read_params(answerer, listener, call->params, &ask);
 
     fcgi_mode how = listener->mode != FCGI_MODE_UNSET   ? listener->mode
@@ -1013,7 +1073,7 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
                    "The request's header fields are too large.", head);
         return out.length;
     }
-    char room[160];
+    char room[480];
     const char *misuse = find_misuse(answerer, rights, &ask, mode_known, how, room, sizeof room);
     uint64_t now_us = 0;
     if (!misuse && answerer->manual && !read_number(ask.now, &now_us))
@@ -1027,52 +1087,62 @@ fcgi_answer_call(void *context, const fcgi_call *call, char *text)
     if (!misuse && answerer->manual)
         tg_clock_set_us(answerer->manual, now_us);
 
-    tg_judgement *judgement = &answerer->judgement;
-    tg_error error = { 0 };
-    if (!misuse && ask.has_batch) {
-        put_batch(&out, answerer, rights, ask.batch, head);
+    const question *one = &ask.question;
+    const bool named = one->policy.length || one->key_count || rights->policy_count;
+    ask.request.peek = one->peek;
+    ask.request.body = call->body;
+    ask.request.body_read = call->body_read;
+    ask.request.body_follows = how == FCGI_MODE_RELAY && !call->body_read;
+    if (!misuse && named && !ask.has_batch)
+        misuse = word_question(rights, one, &ask.request, values);
+    if (!misuse && ask.has_batch && !answerer->judge.client && !judged) {
+        put_batch(&out, answerer, rights, ask.batch, NULL, head);
         return out.length;
     }
-    tg_answer *answer = &answerer->answer;
-    const question *one = &ask.question;
-    ask.request.peek = one->peek;
-    if (!misuse && (one->policy.length || one->key_count || rights->policy_count)) {
-        misuse = decide_by_name(answerer, rights, one, &ask.request, &error);
-        if (!misuse)
-            tg_answer_make(judgement, answer);
-    } else if (!misuse && judge_request(answerer, call, how, &ask, &error) != TG_OK) {
-        fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s", tg_status_name(error.status),
-                        error.message);
-        put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
+    if (!misuse && !judged)
+        judging = ask.has_batch ? ask_batch(answerer, rights, ask.batch, count_lines(ask.batch))
+                                : judge_request(answerer, call, &ask);
+    if (!misuse && judging && judging->stage == FCGI_STAGE_JUDGING) {
+        leave_pending(call, how, judging);
+        return 0;
+    }
+    if (!misuse && judging && ask.has_batch) {
+        put_batch(&out, answerer, rights, ask.batch, judging, head);
+        fcgi_judging_free(judging);
         return out.length;
+    }
+    if (!misuse && judging && judging->status != TG_OK && named) {
+        snprintf(room, sizeof room, "%s", judging->error.message);
+        misuse = room;
     }
     if (misuse) {
         fcgi_log_rarely(&answerer->asked_gate, FCGI_ERROR, "asked-wrongly", "%s: %s", listener->text, misuse);
         put_misuse(&out, how, 500, "Internal Server Error", "MISCONFIGURED", misuse, head);
+        drop(answerer, judging);
         return out.length;
     }
-    if (call->order->wants_body)
+    if (!judging || judging->status != TG_OK) {
+        fcgi_log_rarely(&answerer->judge_gate, FCGI_ERROR, "not-judged", "%s: %s",
+                        tg_status_name(judging ? judging->status : TG_E_NOMEM),
+                        judging ? judging->error.message : "out of memory");
+        put_misuse(&out, how, 500, "Internal Server Error", "INTERNAL", "The request could not be judged.", head);
+        drop(answerer, judging);
+        return out.length;
+    }
+    const tg_judgement *judgement = &judging->judgements[judging->count - 1];
+    if (judgement->status == 0 && judgement->needs_body && judging->count == 1 && ask.request.body_follows) {
+        if (judging == &answerer->now)
+            judging = fcgi_judging_keep(&answerer->judge, judging, FCGI_STAGE_BODY);
+        if (!judging) {
+            put_misuse(&out, how, 503, "Service Unavailable", "OVERLOADED", "There is no room for this request.", head);
+            return out.length;
+        }
+        judging->stage = FCGI_STAGE_BODY;
+        call->order->wants_body = true;
+        call->order->streams = true;
+        call->order->held = judging;
         return 0;
-    if (ask.question.peek) { /* asked about, not refused */
-        char json[640];
-        writer body = { .text = json };
-        put_decision_json(&body, judgement);
-        put_json_answer(&out, (tg_text){ .data = json, .length = body.length }, head);
-        return out.length;
     }
-    if (judgement->status == 0) {
-        put_allowed(&out, how, judgement, answer, ask.next, head);
-        call->order->relay = how == FCGI_MODE_RELAY;
-        call->order->repeatable = is_repeatable(ask.request.method);
-    } else {
-        const refusal no = {
-            .status = answer->status,
-            .reason = tg_text_of(answer->reason),
-            .body = answer->body,
-            .fields = answer->fields,
-            .field_count = answer->field_count,
-        };
-        put_refusal(&out, how, &no, head);
-    }
+    put_judged(&out, answerer, call, how, &ask, head, judging);
     return out.length;
 }

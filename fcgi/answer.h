@@ -3,6 +3,7 @@
 #ifndef TIDEGATE_FCGI_ANSWER_H
 #define TIDEGATE_FCGI_ANSWER_H
 
+#include "judging.h"
 #include "log.h"
 #include "loop.h"
 
@@ -16,16 +17,10 @@ typedef struct fcgi_answerer {
     tg_gate *gate;
     tg_clock *manual; /* not NULL: each request brings its time as TIDEGATE_NOW_US */
     fcgi_mode mode;   /* where neither the web server nor the listener says */
-    fcgi_log_gate asked_gate, judge_gate;
-    struct fcgi_policy { /* limiters of policies that were named, of the rules of `generation` */
-        char name[TG_NAME_BYTES_MAX + 1];
-        tg_limiter *limiter;
-    } policies[FCGI_POLICIES_MAX];
-    size_t policy_count;
-    uint64_t generation;
+    fcgi_log_gate asked_gate, judge_gate, hold_gate;
+    fcgi_judge judge;
+    fcgi_judging now; /* of stores that answer at once: the request that is being answered */
     tg_header headers[FCGI_HEADERS_MAX];
-    tg_judgement judgement;
-    tg_answer answer;
     char line[FCGI_BATCH_LINE_BYTES_MAX]; /* a batch's line, decoded */
 } fcgi_answerer;
 
@@ -39,6 +34,11 @@ bool fcgi_answer_pass(void *context, const fcgi_listener *listener, tg_text name
 void fcgi_answer_settle(void *context, void *held, int status, tg_text head);
 /* fcgi_responder.forget */
 void fcgi_answer_forget(void *context, void *held);
+/* fcgi_responder.go_on */
+void *fcgi_answer_go_on(void *context, void *held);
+
+/* What the latest answer said of its request, of stores that answer at once. */
+const tg_judgement *fcgi_answer_judgement(const fcgi_answerer *answerer);
 
 /* Every policy that a listener names is in the rules file. TG_E_CONFIG says which is not. */
 tg_status fcgi_answer_check(tg_gate *gate, const fcgi_listener *listener, tg_error *error);

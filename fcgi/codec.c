@@ -258,7 +258,13 @@ begin_request(fcgi_session *session, fcgi_event *event)
     const uint8_t *body = session->begin;
     const unsigned role = (unsigned)body[0] << 8 | body[1];
     const bool keep = (body[2] & KEEP_CONN) != 0;
-    if (find_request(session, session->id)) {
+    const fcgi_request *former = find_request(session, session->id);
+    session->busy = former && former->complete;
+    if (session->busy) { /* pipelined, and its answer comes in a later round */
+        event->kind = FCGI_EVENT_BUSY;
+        return;
+    }
+    if (former) {
         break_session(session, "BEGIN_REQUEST for a request that is already running", event);
         return;
     }
@@ -462,6 +468,12 @@ take_content(fcgi_session *session, const uint8_t *data, size_t length, fcgi_eve
     return used;
 }
 
+bool
+fcgi_session_is_busy(const fcgi_session *session)
+{
+    return session->busy && find_request(session, session->id);
+}
+
 size_t
 fcgi_session_feed(fcgi_session *session, const uint8_t *data, size_t length, fcgi_event *event)
 {
@@ -477,6 +489,8 @@ fcgi_session_feed(fcgi_session *session, const uint8_t *data, size_t length, fcg
         return length;
     }
     size_t at = 0;
+    if (session->busy)
+        begin_request(session, event);
     while (event->kind == FCGI_EVENT_MORE) {
         if (session->content_left > 0) {
             if (at == length)

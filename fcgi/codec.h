@@ -101,6 +101,7 @@ typedef struct fcgi_session {
     uint16_t content_left;
     uint8_t padding_left;
     bool broken;
+    bool busy;              /* BEGIN_REQUEST was read for a number whose former request is not answered yet */
     bool stdin_ended;       /* the latest completed request's STDIN has been seen to end */
     fcgi_request *filling; /* the request whose PARAMS content is being read */
     fcgi_request *streaming; /* the request whose STDIN or DATA content is being read */
@@ -115,6 +116,7 @@ typedef enum fcgi_event_kind {
     FCGI_EVENT_TOO_LARGE,/* request: its parameters exceed the bound. Refuse it, then fcgi_session_finish */
     FCGI_EVENT_ABORTED,  /* request: the peer gave it up. End it, then fcgi_session_finish */
     FCGI_EVENT_STREAM,   /* request, type, data, length: a piece of its STDIN or DATA; length 0: it has ended */
+    FCGI_EVENT_BUSY,     /* the next request has the number of one that is not finished: feed again when it is */
     FCGI_EVENT_REPLY,    /* reply: bytes of the protocol itself to be sent */
     FCGI_EVENT_BROKEN    /* why: the stream can no longer be understood; close the connection */
 } fcgi_event_kind;
@@ -140,6 +142,8 @@ void fcgi_session_fini(fcgi_session *session);
 size_t fcgi_session_feed(fcgi_session *session, const uint8_t *data, size_t length, fcgi_event *event);
 void fcgi_session_finish(fcgi_session *session, fcgi_request *request);
 
+/* Whether nothing can be fed before a request is finished. */
+bool fcgi_session_is_busy(const fcgi_session *session);
 /* Whether something was begun and has not arrived whole: a request, or a record that is not skipped. */
 bool fcgi_session_waits(const fcgi_session *session);
 

@@ -17,6 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* A sanitizer looks at its own process from outside, and starts itself anew under another personality. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FILTERS false
+#else
+#define FILTERS true
+#endif
 #define LISTEN_FDS_START 3
 #define THREADS_MAX 64u
 #define SPARE_DESCRIPTORS 32u /* for the table, the log, epoll and whatever a library opens for a moment */
@@ -39,6 +45,8 @@ static const char usage_text[] =
     "      relay-to=unix:/path+tcp:IP:PORT       the application, and where else when it is away\n"
     "      keep=N                                connections to it kept while idle (0)\n"
     "      root=/folder                          pass SCRIPT_FILENAME on, below this folder\n"
+    "      hold=S                                longest that an allowed request waits for its turn in a leaky bucket\n"
+    "                                            (10 where only relays are served, else 0: told, not waited for)\n"
     "      php-values=yes|no                     pass PHP_VALUE and PHP_ADMIN_VALUE on (no)\n"
     "  --http ADDRESS          /metrics for Prometheus and a page of the same numbers, on unix:/path or tcp:127.0.0.1:PORT;\n"
     "                          with mode=, owner=, group=, peer-uid=, and beyond-loopback=yes, any-host=yes\n"
@@ -49,6 +57,7 @@ static const char usage_text[] =
     "  --threads N             loops that serve at once (1); each has a core's worth of requests\n"
     "  --user NAME             give root's rights away when the sockets are open\n"
     "  --chroot FOLDER         see nothing but this folder from then on; rules and table are looked for inside\n"
+    "  --seccomp yes|no        refuse itself calls that it never makes: ptrace, mount, bpf and the like (yes)\n"
     "  --connections N         most connections at once (1024)\n"
     "  --request-timeout S     longest until a request that has begun is whole, or an answer is taken (10)\n"
     "  --idle-timeout S        longest a connection stays open without a request (300)\n"
@@ -76,6 +85,7 @@ typedef struct options {
     const char *chroot;
     fcgi_user user;
     bool has_user;
+    bool unfiltered;
     bool manual_clock, check;
 } options;
 
@@ -131,7 +141,7 @@ read_options(options *set, int argument_count, char **arguments)
 {
     enum { CONFIG = 256, LISTEN, MODE, STORE, STORE_TIMEOUT, CONNECTIONS, REQUEST_TIMEOUT, IDLE_TIMEOUT, RELAY_TIMEOUT,
            RELAY_CONNECT_TIMEOUT, DRAIN_TIMEOUT,
-           HTTP, MANUAL_CLOCK, THREADS, USER, CHROOT, CHECK, HELP, VERSION };
+           HTTP, MANUAL_CLOCK, THREADS, USER, CHROOT, SECCOMP, CHECK, HELP, VERSION };
     static const struct option known[] = {
         { "config", required_argument, NULL, CONFIG },
         { "listen", required_argument, NULL, LISTEN },
@@ -149,6 +159,7 @@ read_options(options *set, int argument_count, char **arguments)
         { "threads", required_argument, NULL, THREADS },
         { "user", required_argument, NULL, USER },
         { "chroot", required_argument, NULL, CHROOT },
+        { "seccomp", required_argument, NULL, SECCOMP },
         { "check", no_argument, NULL, CHECK },
         { "help", no_argument, NULL, HELP },
         { "version", no_argument, NULL, VERSION },
@@ -198,6 +209,11 @@ read_options(options *set, int argument_count, char **arguments)
         }
         case CHROOT:
             set->chroot = optarg;
+            break;
+        case SECCOMP:
+            if (strcmp(optarg, "yes") != 0 && strcmp(optarg, "no") != 0)
+                fail_usage("--seccomp %s: expected yes or no", optarg);
+            set->unfiltered = strcmp(optarg, "no") == 0;
             break;
         case REQUEST_TIMEOUT:
             set->loop.request_us = read_seconds("--request-timeout", optarg);
@@ -442,6 +458,43 @@ stop_others(void *context)
             fcgi_loop_stop(state->workers[i].loop);
 }
 
+/* ---- a remote store's client, one for each loop */
+
+static void
+guest_ready(void *context, int fd, bool readable, bool writable)
+{
+    tg_async_ready(((worker *)context)->answerer.judge.client, fd, readable, writable);
+}
+
+static void
+guest_wake(void *context)
+{
+    tg_async_wake(((worker *)context)->answerer.judge.client);
+}
+
+static void
+guest_flush(void *context)
+{
+    tg_async_flush(((worker *)context)->answerer.judge.client);
+}
+
+static bool
+open_client(worker *each, tg_error *error)
+{
+    fcgi_judge *judge = &each->answerer.judge;
+    tg_store *store = tg_gate_store(each->state->gate);
+    tg_async_loop hooks;
+    if (!tg_store_remote(store))
+        return true;
+    fcgi_loop_house(each->loop, &hooks);
+    judge->decided = fcgi_loop_decided;
+    judge->loop = each->loop;
+    const tg_status status = tg_async_open(store, &hooks, &judge->client, error);
+    if (status == TG_E_UNSUPPORTED) /* a cluster: a decision is waited for, within its deadline, and the loop with it */
+        fcgi_log(FCGI_WARN, "store-waits", "%s; each decision holds its loop until it is answered", error->message);
+    return status == TG_OK || status == TG_E_UNSUPPORTED;
+}
+
 static void *
 run_worker(void *context)
 {
@@ -471,6 +524,10 @@ open_workers(daemon_state *state, tg_clock *clock)
             .pass = fcgi_answer_pass,
             .settle = fcgi_answer_settle,
             .forget = fcgi_answer_forget,
+            .go_on = fcgi_answer_go_on,
+            .guest_ready = guest_ready,
+            .guest_wake = guest_wake,
+            .guest_flush = guest_flush,
             .reload = reload_rules,
             .hand_over = start_successor,
             .handed_over = end_successor,
@@ -486,6 +543,12 @@ open_workers(daemon_state *state, tg_clock *clock)
                                     set->listener_count);
         if (!made->loop)
             return false;
+        tg_error error;
+        if (!open_client(made, &error)) {
+            fcgi_loop_close(made->loop);
+            fprintf(stderr, "tidegate-fcgi: %s\n", error.message);
+            return false;
+        }
     }
     return true;
 }
@@ -529,6 +592,7 @@ close_workers(daemon_state *state)
 {
     for (size_t i = 0; i < state->worker_count; i++) {
         worker *each = &state->workers[i];
+        fcgi_judge_close(&each->answerer.judge); /* it still speaks to the loop, and the loop's requests to it */
         fcgi_loop_close(each->loop);
         for (size_t k = 0; i > 0 && k < state->set.listener_count; k++)
             if (each->listeners[k].shared)
@@ -612,6 +676,10 @@ main(int argument_count, char **arguments)
     }
     if (!open_listeners(set, &handover, &opened))
         goto done;
+    if (FILTERS && !set->unfiltered && !fcgi_process_filter(!set->chroot, handover.ready_fd != -1, why, sizeof why)) {
+        fprintf(stderr, "tidegate-fcgi: %s\n", why);
+        goto done;
+    }
     if (!start_workers(&state)) {
         fprintf(stderr, "tidegate-fcgi: threads: %s\n", strerror(errno));
         join_workers(&state);

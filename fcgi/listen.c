@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 /* Long enough for a burst; short enough that a hung daemon's queue fills and the web server hears so at once. */
+#define HOLD_US UINT64_C(10000000) /* of a socket that relays and does nothing else */
 #define BACKLOG 1024
 
 typedef struct trouble {
@@ -302,6 +303,15 @@ parse_option(fcgi_listener *listener, const char *name, char *value, trouble whe
         rights->keep = number;
         return FCGI_LISTEN_OK;
     }
+    if (strcmp(name, "hold") == 0) {
+        char *end;
+        const double seconds = strtod(value, &end);
+        if (*value < '0' || *value > '9' || *end != '\0' || !(seconds >= 0 && seconds <= 3600))
+            return fail(where, FCGI_LISTEN_USAGE, "hold=%s: expected seconds from 0 to 3600", value);
+        rights->hold_us = (uint64_t)(seconds * 1e6);
+        listener->hold_said = true;
+        return FCGI_LISTEN_OK;
+    }
     if (listener->page && (strcmp(name, "beyond-loopback") == 0 || strcmp(name, "any-host") == 0)) {
         if (!parse_yes(value, &yes))
             return fail(where, FCGI_LISTEN_USAGE, "%s=%s: expected yes or no", name, value);
@@ -382,6 +392,9 @@ settle_rights(fcgi_listener *listener, trouble where)
                     fcgi_mode_name(listener->mode));
     if (listener->keyed_said == 2 && !trusted)
         return fail(where, FCGI_LISTEN_USAGE, "%s: keyed=yes on TCP needs token=", listener->text);
+    /* A web server waits for an application as long as it takes, for a decision a fraction of a second. */
+    if (!listener->hold_said && rights->modes == 1u << FCGI_MODE_RELAY)
+        rights->hold_us = HOLD_US;
     rights->keyed = listener->keyed_said == 2 || (listener->keyed_said == 0 && !listener->is_tcp);
     return FCGI_LISTEN_OK;
 }

@@ -54,6 +54,7 @@ typedef struct fcgi_rights {
     fcgi_backend backends[FCGI_BACKENDS_MAX]; /* in the order in which they are tried */
     size_t keep;      /* backend connections kept open while idle, per loop; 0: one connection per request */
     char root[256];   /* SCRIPT_FILENAME is passed on below here only; empty: never */
+    uint64_t hold_us; /* the longest that an allowed request waits for its turn in a leaky bucket; 0: it is told */
     bool php_values;  /* PHP_VALUE and PHP_ADMIN_VALUE are passed on: they can make php run anything */
 } fcgi_rights;
 
@@ -74,6 +75,7 @@ typedef struct fcgi_listener {
     bool beyond_loopback, any_host;
     bool shared; /* somebody else accepts from this socket too and will after us: its queue and name are his */
     fcgi_rights rights;
+    bool hold_said;
     unsigned keyed_said; /* 0: not said, 1: keyed=no, 2: keyed=yes */
     char text[FCGI_LISTEN_TEXT_MAX]; /* "unix:/run/tidegate/tidegate.sock", for the log */
     char path[108];                  /* FCGI_LISTEN_UNIX: as in sockaddr_un, with its NUL */
@@ -103,6 +105,7 @@ typedef enum fcgi_listen_status {
  *   keyed=yes|no          whether keys, costs, peeks and batches may be given: yes on unix sockets, no on TCP
  *   relay-to=ADDRESS+ADDRESS  unix:/path or tcp:IP:PORT, tried in this order
  *   keep=N                backend connections kept while idle
+ *   hold=S                the longest that an allowed request waits for its turn
  *   root=/folder          SCRIPT_FILENAME is passed on below it only
  *   php-values=yes|no     whether PHP_VALUE and PHP_ADMIN_VALUE are passed on
  *

@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t
-read_clock_us(void)
+uint64_t
+fcgi_loop_clock_us(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -107,6 +107,7 @@ bury_dead(fcgi_loop *loop)
         free(conn);
     }
     fcgi_relay_bury(loop);
+    fcgi_guest_bury(loop);
 }
 
 /* ---- sending */
@@ -232,8 +233,9 @@ answer_request(fcgi_loop *loop, connection *conn, const fcgi_event *event)
         loop->responder.answer(loop->responder.context, &call, (char *)record + FCGI_HEADER_BYTES);
     assert(length <= FCGI_TEXT_BYTES_MAX);
     loop->counts.requests++;
-    if (order.wants_body) {
-        fcgi_relay_gather(loop, conn, request, &order);
+    if (order.wants_body || order.pends || order.hold_us) {
+        fcgi_relay_defer(loop, conn, request, &order, (tg_text){ .data = (char *)record + FCGI_HEADER_BYTES,
+                                                                 .length = length });
         return;
     }
     if (order.relay) {
@@ -251,6 +253,7 @@ handle_event(fcgi_loop *loop, connection *conn, const fcgi_event *event)
 {
     switch (event->kind) {
     case FCGI_EVENT_MORE:
+    case FCGI_EVENT_BUSY:
         return true;
     case FCGI_EVENT_READY:
     case FCGI_EVENT_TOO_LARGE:
@@ -306,11 +309,17 @@ stash_input(connection *conn, const uint8_t *data, size_t length)
     return true;
 }
 
+static bool
+is_blocked(const connection *conn)
+{
+    return fcgi_relay_blocks(conn) || fcgi_session_is_busy(&conn->session);
+}
+
 /* Whoever is to take what this peer's input leads to does not. */
 static bool
 must_wait(const connection *conn)
 {
-    return unsent_bytes(conn) > UNSENT_BYTES_MAX || fcgi_relay_blocks(conn);
+    return unsent_bytes(conn) > UNSENT_BYTES_MAX || is_blocked(conn);
 }
 
 /* Understands input and answers it. Stops where the peer does not take its answers and sets `*used` short of the end.
@@ -414,7 +423,7 @@ settle(fcgi_loop *loop, connection *conn)
         want_events(loop, conn, EPOLLIN);
         return;
     }
-    const bool blocked = conn->stash || fcgi_relay_blocks(conn);
+    const bool blocked = conn->stash || is_blocked(conn);
     if (!blocked && fcgi_session_waits(&conn->session)) {
         conn->waiting_since_us = oldest_begin_us(loop, conn);
         conn->waiting_record = conn->session.record_count;
@@ -500,7 +509,7 @@ drain_connection(fcgi_loop *loop, connection *conn)
 static bool
 use_stash(fcgi_loop *loop, connection *conn)
 {
-    if (!conn->stash || unsent_bytes(conn) > UNSENT_BYTES_MAX / 4 || fcgi_relay_blocks(conn))
+    if (!conn->stash || unsent_bytes(conn) > UNSENT_BYTES_MAX / 4 || is_blocked(conn))
         return true;
     uint8_t *stash = conn->stash;
     const size_t length = conn->stash_length;
@@ -578,6 +587,15 @@ handle_connection(fcgi_loop *loop, connection *conn, uint32_t events)
 static bool
 reclaim_idle(fcgi_loop *loop)
 {
+    /* First whoever has been silent from the beginning: a web server's request is there with its connection, and a
+     * thousand of the others in the queue must not keep it waiting for a second each. */
+    for (connection *conn = loop->phases[PHASE_IDLE].first; conn; conn = conn->after)
+        if (!conn->spoken) {
+            if (conn->deadline_us > loop->now_us + loop->options.idle_us - RECLAIM_SILENT_US)
+                return false; /* soon */
+            close_connection(loop, conn);
+            return true;
+        }
     connection *conn = loop->phases[PHASE_IDLE].first;
     if (!conn || conn->deadline_us > loop->now_us + loop->options.idle_us - RECLAIM_IDLE_US)
         return false;
@@ -819,6 +837,9 @@ next_timeout_ms(const fcgi_loop *loop)
     const uint64_t relay_us = fcgi_relay_next_us(loop);
     if (relay_us < next_us)
         next_us = relay_us;
+    const uint64_t guest_us = fcgi_guest_next_us(loop);
+    if (guest_us < next_us)
+        next_us = guest_us;
     if (next_us == NEVER_US)
         return -1;
     if (next_us <= loop->now_us)
@@ -831,7 +852,7 @@ bool
 fcgi_loop_run(fcgi_loop *loop)
 {
     struct epoll_event events[EVENTS_PER_ROUND];
-    loop->now_us = read_clock_us();
+    loop->now_us = fcgi_loop_clock_us();
     watch_listeners(loop, true);
     while (!loop->draining || loop->connection_count > 0) {
         const int count = epoll_wait(loop->epoll_fd, events, EVENTS_PER_ROUND, next_timeout_ms(loop));
@@ -839,7 +860,7 @@ fcgi_loop_run(fcgi_loop *loop)
             fcgi_log(FCGI_ERROR, "epoll", "%s", strerror(errno));
             return false;
         }
-        loop->now_us = read_clock_us();
+        loop->now_us = fcgi_loop_clock_us();
         bool signalled = false, stopped = false, handed = false;
         for (int i = 0; i < count; i++) {
             source *from = events[i].data.ptr;
@@ -863,6 +884,9 @@ fcgi_loop_run(fcgi_loop *loop)
             case SOURCE_RELAY:
                 fcgi_relay_handle(loop, (fcgi_relay *)from, events[i].events);
                 break;
+            case SOURCE_GUEST:
+                fcgi_guest_handle(loop, (fcgi_guest_source *)from, events[i].events);
+                break;
             }
         }
         if (signalled) /* last, when every event of this round has been looked at */
@@ -876,6 +900,12 @@ fcgi_loop_run(fcgi_loop *loop)
         }
         expire(loop);
         fcgi_relay_expire(loop);
+        fcgi_guest_expire(loop);
+        /* What was asked in this round goes out together; what is answered may ask again. */
+        do
+            fcgi_relay_conclude(loop);
+        while (fcgi_guest_flush(loop));
+        fcgi_relay_conclude(loop);
         bury_dead(loop);
         if (loop->responder.round)
             loop->responder.round(loop->responder.context);
@@ -966,6 +996,7 @@ fcgi_loop_close(fcgi_loop *loop)
             close_connection(loop, loop->phases[which].first);
     fcgi_relay_fini(loop);
     bury_dead(loop);
+    fcgi_guest_fini(loop);
     fcgi_pool_fini(&loop->pool);
     if (loop->signal_fd != -1)
         close(loop->signal_fd);

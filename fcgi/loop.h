@@ -15,7 +15,12 @@ typedef struct fcgi_order {
     bool relay;      /* pass the request on to one of the listener's backends, the text before the answer's fields */
     bool repeatable; /* it may be sent a second time when a backend vanished without a word */
     bool wants_body; /* there is no text yet: ask again with the beginning of the body, and with `held` */
-    void *held;      /* wants_body: for the second call; relay: for `settle`, NULL where nobody asks for the answer */
+    bool pends;      /* there is no text yet: ask again, with `held`, once fcgi_loop_decided is called with the ticket */
+    bool streams;    /* wants_body, pends: its body may be wanted, so what comes of it meanwhile is kept */
+    uint64_t hold_us; /* the text is right, and so late it is sent or the request passed on */
+    void **ticket;   /* pends: receives what fcgi_loop_decided takes */
+    void *held;      /* wants_body, pends: for the next call; hold_us: for `go_on`; relay: for `settle`, NULL where
+                        nobody asks for the answer */
 } fcgi_order;
 
 typedef struct fcgi_call {
@@ -24,8 +29,8 @@ typedef struct fcgi_call {
     bool too_large;                /* its parameters exceeded the bound; `params` holds only their beginning */
     fcgi_params params;            /* borrowed for the call */
     tg_text body;   /* a second call: the first TG_BODY_BYTES_MAX of it */
-    bool body_read; /* this is a second call */
-    void *held;     /* what the first call left; the responder's again */
+    bool body_read; /* as much as there is of it */
+    void *held;     /* what a former call for this request left; the responder's again. NULL: this is the first */
     fcgi_order *order;
 } fcgi_call;
 
@@ -38,7 +43,12 @@ typedef struct fcgi_responder {
     /* What an application answered to a relayed request whose order held something: its fields, as far as 16 KiB; or
      * `status` alone, where it gave no answer. */
     void (*settle)(void *context, void *held, int status, tg_text head);
-    void (*forget)(void *context, void *held); /* there will be neither a second call nor an answer */
+    void (*forget)(void *context, void *held); /* there will be no further call, and no answer */
+    void *(*go_on)(void *context, void *held); /* its time has come: what is left for `settle`, or NULL */
+    /* For a client of tg_async_open that lives on this loop; NULL where there is none. */
+    void (*guest_ready)(void *context, int fd, bool readable, bool writable);
+    void (*guest_wake)(void *context);
+    void (*guest_flush)(void *context);
     void (*reload)(void *context); /* SIGHUP; may be NULL */
     /* SIGUSR2: starts a program that is to take the listening sockets over, and returns a descriptor from which one
      * byte comes when it serves them; it closes it without one if it fails. -1: it could not be started. May be
@@ -78,6 +88,11 @@ fcgi_loop *fcgi_loop_open(const fcgi_loop_options *options, const fcgi_responder
 bool fcgi_loop_run(fcgi_loop *loop);
 /* As SIGTERM would. The only function that any thread may call. */
 void fcgi_loop_stop(fcgi_loop *loop);
+/* A call that pended is to be asked again, at the end of this round. On the loop's thread, and never from within its
+ * own call. */
+void fcgi_loop_decided(void *loop, void *ticket);
+/* What a client of tg_async_open asks of this loop. The guest_ functions answer it. */
+void fcgi_loop_house(fcgi_loop *loop, tg_async_loop *hooks);
 const fcgi_loop_counts *fcgi_loop_read_counts(const fcgi_loop *loop);
 void fcgi_loop_close(fcgi_loop *loop); /* accepts NULL */
 

@@ -5,6 +5,7 @@
 #ifndef TIDEGATE_FCGI_LOOP_INSIDE_H
 #define TIDEGATE_FCGI_LOOP_INSIDE_H
 
+#include "guest.h"
 #include "log.h"
 #include "loop.h"
 #include "relay.h"
@@ -18,7 +19,8 @@
 #define EVENTS_PER_ROUND 256
 #define ACCEPTS_PER_ROUND 64
 #define TURN_ACCEPTS 16
-#define ACCEPT_PAUSE_US UINT64_C(100000) /* after the system had no descriptor or memory for a connection */
+#define RECLAIM_SILENT_US UINT64_C(40000) /* likewise, if it has not said a word yet */
+#define ACCEPT_PAUSE_US UINT64_C(50000) /* after the system had no descriptor or memory for a connection */
 #define RECLAIM_IDLE_US UINT64_C(1000000) /* at the cap, a connection idle for so long makes room for a new one */
 #define LINGER_US UINT64_C(2000000)
 #define GRACE_US UINT64_C(250000) /* SIGTERM: a connection that has not spoken yet gets so long to begin */
@@ -39,7 +41,8 @@ typedef enum source_kind {
     SOURCE_HANDOVER,
     SOURCE_LISTENER,
     SOURCE_CONNECTION,
-    SOURCE_RELAY
+    SOURCE_RELAY,
+    SOURCE_GUEST
 } source_kind;
 
 typedef struct source {
@@ -96,6 +99,7 @@ struct fcgi_loop {
     connection_list phases[PHASES];
     connection *dead;
     fcgi_relays relays;
+    fcgi_guest guest;
     size_t connection_count;
     uint64_t now_us;
     uint64_t accept_after_us; /* 0: accepting; NEVER_US: at the cap; else a pause */
@@ -119,6 +123,7 @@ unsent_bytes(const connection *conn)
 void fcgi_loop_close_connection(fcgi_loop *loop, connection *conn);
 bool fcgi_loop_flush(fcgi_loop *loop, connection *conn); /* loop->out belongs to conn; false: broken */
 void fcgi_loop_end_request(connection *conn, fcgi_request *request);
+uint64_t fcgi_loop_clock_us(void);
 void fcgi_loop_moved(fcgi_loop *loop, connection *conn); /* after anything happened to it from outside */
 
 #endif

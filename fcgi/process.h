@@ -18,6 +18,12 @@ bool fcgi_user_find(const char *name, fcgi_user *user, char *error, size_t error
  * good. In any case no program it might run gets more rights than it has. false: `error` says why. */
 bool fcgi_process_confine(const char *folder, const fcgi_user *user, char *error, size_t error_bytes);
 
+/* Calls that nothing here makes fail with EPERM from now on, in this process and whatever it starts: those that reach
+ * into other processes, load code into the kernel, mount, or leave a namespace; `runs` false: starting a program as well.
+ * `inherits`: a former process of ours may have handed its filter on. Before any thread is started. false: `error` says
+ * why. */
+bool fcgi_process_filter(bool runs, bool inherits, char *error, size_t error_bytes);
+
 #define FCGI_HANDOVER_NAME "TIDEGATE_HANDOVER"
 #define FCGI_HANDOVER_MAX (FCGI_LISTENERS_MAX + 1u) /* and the page's */
 

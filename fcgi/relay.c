@@ -18,7 +18,16 @@
 #define DOWN_US UINT64_C(1000000) /* an application that was away is passed over for so long, if there is another */
 #define KEPT_US UINT64_C(30000000)
 
-typedef enum relay_state { RELAY_GATHERING, RELAY_CONNECTING, RELAY_WORKING, RELAY_KEPT, RELAY_DEAD } relay_state;
+typedef enum relay_state {
+    RELAY_GATHERING, /* the beginning of its body is read, to decide by it */
+    RELAY_PENDING,   /* its decision is under way */
+    RELAY_DECIDED,   /* and is there: asked again at the end of the round */
+    RELAY_HELD,      /* let through, and not yet its turn; this list is in the order of the turns */
+    RELAY_CONNECTING,
+    RELAY_WORKING,
+    RELAY_KEPT,
+    RELAY_DEAD
+} relay_state;
 
 struct fcgi_relay {
     source source;
@@ -29,14 +38,18 @@ struct fcgi_relay {
     bool repeatable;
     bool busy;       /* some application was there and had no room */
     bool late;       /* some application did not accept in time */
+    bool gathered;   /* as much of the body as is decided by is in exchange.out */
+    bool passes;     /* HELD: to an application; else `text` is the answer */
+    char *text;      /* HELD: what the responder wrote; owned */
+    size_t text_length;
     uint32_t interest;
     unsigned tried;  /* 1u << backend */
     size_t backend;
     connection *conn; /* NULL: kept or dead */
     fcgi_request *request;
     const fcgi_listener *listener;
-    void *held; /* what the responder left: GATHERING for its second call (the body so far is in exchange.out), else for
-                   the answer's settling; NULL: nothing */
+    void *held; /* what the responder left: before CONNECTING for what comes next (the body so far is in exchange.out),
+                   else for the answer's settling; NULL: nothing */
     uint64_t deadline_us;
     fcgi_relay *before, *after; /* in its list */
     fcgi_relay *sibling;        /* next of its connection */
@@ -48,10 +61,8 @@ struct fcgi_relay {
 static fcgi_relay_list *
 list_of(fcgi_loop *loop, const fcgi_relay *relay)
 {
-    return relay->state == RELAY_GATHERING    ? &loop->relays.gathering
-           : relay->state == RELAY_CONNECTING ? &loop->relays.connecting
-           : relay->state == RELAY_WORKING    ? &loop->relays.working
-                                              : &loop->relays.kept;
+    _Static_assert(sizeof loop->relays.lists / sizeof *loop->relays.lists == RELAY_DEAD, "one for each that lives");
+    return &loop->relays.lists[relay->state];
 }
 
 static void
@@ -67,23 +78,31 @@ leave_list(fcgi_loop *loop, fcgi_relay *relay)
 }
 
 static void
-enter_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
+enter_list_until(fcgi_loop *loop, fcgi_relay *relay, relay_state state, uint64_t deadline_us)
 {
-    const uint64_t waits_us = state == RELAY_GATHERING    ? loop->options.request_us
-                              : state == RELAY_CONNECTING ? loop->options.relay_connect_us
-                              : state == RELAY_WORKING    ? loop->options.relay_us
-                                                          : KEPT_US;
     relay->state = (uint8_t)state;
-    relay->deadline_us = loop->now_us + waits_us;
+    relay->deadline_us = deadline_us;
     fcgi_relay_list *list = list_of(loop, relay);
     relay->before = list->last;
-    relay->after = NULL;
-    *(list->last ? &list->last->after : &list->first) = relay;
-    list->last = relay;
+    while (relay->before && relay->before->deadline_us > deadline_us) /* HELD only: turns that come in another order */
+        relay->before = relay->before->before;
+    relay->after = relay->before ? relay->before->after : list->first;
+    *(relay->before ? &relay->before->after : &list->first) = relay;
+    *(relay->after ? &relay->after->before : &list->last) = relay;
     if (state == RELAY_KEPT)
         loop->relays.kept_count++;
     else
         loop->relays.count++;
+}
+
+static void
+enter_list(fcgi_loop *loop, fcgi_relay *relay, relay_state state)
+{
+    const uint64_t waits_us = state == RELAY_CONNECTING ? loop->options.relay_connect_us
+                              : state == RELAY_WORKING  ? loop->options.relay_us
+                              : state == RELAY_KEPT     ? KEPT_US
+                                                        : loop->options.request_us;
+    enter_list_until(loop, relay, state, loop->now_us + waits_us);
 }
 
 static void
@@ -115,6 +134,8 @@ bury(fcgi_loop *loop, fcgi_relay *relay)
     if (relay->held)
         loop->responder.forget(loop->responder.context, relay->held);
     relay->held = NULL;
+    free(relay->text);
+    relay->text = NULL;
     relay->state = RELAY_DEAD;
     relay->after = loop->relays.dead;
     loop->relays.dead = relay;
@@ -206,7 +227,7 @@ static void
 settle_answer(fcgi_loop *loop, fcgi_relay *relay, int status)
 {
     void *held = relay->held;
-    if (!held || relay->state == RELAY_GATHERING)
+    if (!held || relay->state < RELAY_CONNECTING)
         return;
     const fcgi_queue *seen = &relay->exchange.seen;
     relay->held = NULL;
@@ -270,7 +291,8 @@ listener_index(const fcgi_loop *loop, const fcgi_listener *listener)
 static bool
 take_kept(fcgi_loop *loop, fcgi_relay *relay, size_t backend)
 {
-    for (fcgi_relay *kept = loop->relays.kept.last; kept; kept = kept->before) { /* the latest used first */
+    /* The latest used first. */
+    for (fcgi_relay *kept = loop->relays.lists[RELAY_KEPT].last; kept; kept = kept->before) {
         if (kept->listener != relay->listener || kept->backend != backend)
             continue;
         char byte;
@@ -390,7 +412,6 @@ make_relay(fcgi_loop *loop, connection *conn, fcgi_request *request)
     relay->sibling = conn->relays;
     conn->relays = relay;
     request->owner = relay;
-    request->streams = true;
     return relay;
 }
 
@@ -422,6 +443,7 @@ fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const
             loop->responder.forget(loop->responder.context, order->held);
         return;
     }
+    request->streams = true;
     relay->repeatable = order->repeatable;
     relay->held = order->held;
     enter_list(loop, relay, RELAY_CONNECTING);
@@ -431,54 +453,52 @@ fcgi_relay_begin(fcgi_loop *loop, connection *conn, fcgi_request *request, const
         fail(loop, relay, away_status(relay));
 }
 
-/* ---- requests that are decided by their body */
+/* ---- requests that are answered or passed on later */
+
+/* Puts it into the list that the order means; false: there is no room for the text, and what was held is forgotten. */
+static bool
+await(fcgi_loop *loop, fcgi_relay *relay, const fcgi_order *order, tg_text text)
+{
+    relay->held = order->held;
+    relay->repeatable = order->repeatable;
+    if (!order->hold_us) {
+        enter_list(loop, relay, order->pends ? RELAY_PENDING : RELAY_GATHERING);
+        if (order->pends)
+            *order->ticket = relay;
+        return true;
+    }
+    relay->passes = order->relay;
+    relay->text = malloc(text.length + 1);
+    relay->text_length = text.length;
+    enter_list_until(loop, relay, RELAY_HELD, loop->now_us + order->hold_us);
+    if (!relay->text)
+        return false;
+    memcpy(relay->text, text.data, text.length);
+    return true;
+}
 
 void
-fcgi_relay_gather(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order)
+fcgi_relay_defer(fcgi_loop *loop, connection *conn, fcgi_request *request, const fcgi_order *order, tg_text text)
 {
     fcgi_relay *relay = make_relay(loop, conn, request);
     if (!relay) {
         loop->responder.forget(loop->responder.context, order->held);
         return;
     }
-    relay->held = order->held;
-    enter_list(loop, relay, RELAY_GATHERING);
+    request->streams = order->streams || order->relay;
+    if (!await(loop, relay, order, text))
+        fail(loop, relay, 503);
 }
 
-/* Enough of the body is there: the second call, and if it lets pass, the body is sent on as it came. */
+/* From here to an application, with what has come of the body. The relay is in a list. */
 static void
-decide_gathered(fcgi_loop *loop, fcgi_relay *relay)
+pass_on(fcgi_loop *loop, fcgi_relay *relay, tg_text prefix)
 {
-    connection *conn = relay->conn;
-    fcgi_request *request = relay->request;
     fcgi_queue body = relay->exchange.out;
     const bool ended = relay->exchange.stdin_ended;
-    fcgi_order order = { 0 };
-    const fcgi_call call = {
-        .listener = relay->listener,
-        .role = request->role,
-        .params = { .data = request->params, .length = request->params_length },
-        .body = { .data = (const char *)body.data,
-                  .length = body.length < TG_BODY_BYTES_MAX ? body.length : TG_BODY_BYTES_MAX },
-        .body_read = true,
-        .held = relay->held,
-        .order = &order,
-    };
-    relay->held = NULL;
-    uint8_t *record = loop->out + loop->out_length;
-    char *text = (char *)record + FCGI_HEADER_BYTES;
-    const size_t length = loop->responder.answer(loop->responder.context, &call, text);
-    if (!order.relay) {
-        loop->out_length += fcgi_wrap_answer(record, request->id, length);
-        part(relay);
-        bury(loop, relay); /* and the body with it */
-        fcgi_loop_end_request(conn, request);
-        return;
-    }
-    relay->repeatable = order.repeatable;
-    relay->held = order.held;
+    relay->exchange.out = (fcgi_queue){ 0 };
     move_list(loop, relay, RELAY_CONNECTING);
-    bool fine = begin_exchange(loop, relay, (tg_text){ .data = text, .length = length });
+    bool fine = begin_exchange(loop, relay, prefix);
     if (fine && body.length > 0)
         fine = fcgi_exchange_stream(&relay->exchange, FCGI_STDIN, body.data, body.length);
     if (fine && ended)
@@ -490,23 +510,129 @@ decide_gathered(fcgi_loop *loop, fcgi_relay *relay)
         fail(loop, relay, away_status(relay));
 }
 
+/* The text is in loop->out already, or is copied there. */
+static void
+answer_late(fcgi_loop *loop, fcgi_relay *relay, const char *text, size_t length)
+{
+    connection *conn = relay->conn;
+    fcgi_request *request = relay->request;
+    uint8_t *record = loop->out + loop->out_length;
+    if (text)
+        memcpy(record + FCGI_HEADER_BYTES, text, length);
+    loop->out_length += fcgi_wrap_answer(record, request->id, length);
+    part(relay);
+    bury(loop, relay); /* and the body with it */
+    fcgi_loop_end_request(conn, request);
+}
+
+/* Asks the responder again, and does what it says. */
+static void
+ask_again(fcgi_loop *loop, fcgi_relay *relay)
+{
+    fcgi_request *request = relay->request;
+    fcgi_queue *body = &relay->exchange.out;
+    for (;;) {
+        fcgi_order order = { 0 };
+        const fcgi_call call = {
+            .listener = relay->listener,
+            .role = request->role,
+            .params = { .data = request->params, .length = request->params_length },
+            .body = { .data = (const char *)body->data,
+                      .length = !relay->gathered                  ? 0
+                                : body->length < TG_BODY_BYTES_MAX ? body->length
+                                                                   : TG_BODY_BYTES_MAX },
+            .body_read = relay->gathered,
+            .held = relay->held,
+            .order = &order,
+        };
+        relay->held = NULL;
+        char *text = (char *)loop->out + loop->out_length + FCGI_HEADER_BYTES;
+        const size_t length = loop->responder.answer(loop->responder.context, &call, text);
+        if (order.wants_body && (relay->exchange.stdin_ended || body->length >= TG_BODY_BYTES_MAX)) {
+            relay->gathered = true; /* it has come meanwhile */
+            relay->held = order.held;
+            continue;
+        }
+        if (order.wants_body || order.pends || order.hold_us) {
+            leave_list(loop, relay);
+            if (!await(loop, relay, &order, (tg_text){ .data = text, .length = length }))
+                fail(loop, relay, 503);
+        } else if (order.relay) {
+            relay->repeatable = order.repeatable;
+            relay->held = order.held;
+            pass_on(loop, relay, (tg_text){ .data = text, .length = length });
+        } else {
+            answer_late(loop, relay, NULL, length);
+        }
+        return;
+    }
+}
+
+/* Its turn has come. */
+static void
+let_go(fcgi_loop *loop, fcgi_relay *relay)
+{
+    char *text = relay->text;
+    const size_t length = relay->text_length;
+    relay->text = NULL;
+    relay->held = loop->responder.go_on(loop->responder.context, relay->held);
+    if (relay->passes)
+        pass_on(loop, relay, (tg_text){ .data = text, .length = length });
+    else
+        answer_late(loop, relay, text, length);
+    free(text);
+}
+
+/* After something was done to it outside the connection's own events. */
+static void
+show(fcgi_loop *loop, connection *conn)
+{
+    if (!fcgi_loop_flush(loop, conn)) {
+        loop->out_length = 0;
+        fcgi_loop_close_connection(loop, conn);
+        return;
+    }
+    fcgi_relay_flush(loop, conn);
+    fcgi_loop_moved(loop, conn);
+}
+
+void
+fcgi_loop_decided(void *loop, void *ticket)
+{
+    move_list(loop, ticket, RELAY_DECIDED);
+}
+
+void
+fcgi_relay_conclude(fcgi_loop *loop)
+{
+    fcgi_relay *relay;
+    while ((relay = loop->relays.lists[RELAY_DECIDED].first)) {
+        connection *conn = relay->conn;
+        ask_again(loop, relay);
+        show(loop, conn);
+    }
+}
+
 static void
 gather(fcgi_loop *loop, fcgi_relay *relay, const fcgi_event *event)
 {
-    if (event->type != FCGI_STDIN)
+    if (event->type != FCGI_STDIN || relay->exchange.stdin_ended)
         return; /* DATA is a Filter's */
     relay->exchange.stdin_ended = event->length == 0;
-    if (!fcgi_queue_put(&relay->exchange.out, event->data, event->length))
+    if (!fcgi_queue_put(&relay->exchange.out, event->data, event->length)) {
         fail(loop, relay, 503);
-    else if (event->length == 0 || relay->exchange.out.length >= TG_BODY_BYTES_MAX)
-        decide_gathered(loop, relay);
+    } else if (relay->state == RELAY_GATHERING &&
+               (event->length == 0 || relay->exchange.out.length >= TG_BODY_BYTES_MAX)) {
+        relay->gathered = true;
+        ask_again(loop, relay);
+    }
 }
 
 void
 fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event)
 {
     fcgi_relay *relay = event->request->owner;
-    if (relay->state == RELAY_GATHERING)
+    if (relay->state < RELAY_CONNECTING)
         gather(loop, relay, event);
     else if (!fcgi_exchange_stream(&relay->exchange, event->type, event->data, event->length))
         fail(loop, relay, 503);
@@ -518,7 +644,8 @@ bool
 fcgi_relay_blocks(const connection *conn)
 {
     for (const fcgi_relay *relay = conn->relays; relay; relay = relay->sibling)
-        if (fcgi_queue_bytes(&relay->exchange.out) > QUEUE_BYTES_MAX)
+        if (fcgi_queue_bytes(&relay->exchange.out) > QUEUE_BYTES_MAX ||
+            (relay->state == RELAY_PENDING && relay->gathered)) /* it is being looked at: it must stay where it is */
             return true;
     return false;
 }
@@ -676,13 +803,7 @@ fcgi_relay_handle(fcgi_loop *loop, fcgi_relay *relay, uint32_t events)
         else /* gone, with its last words unread while the web server is slow: told again when that has caught up */
             want_backend_events(loop, relay, 0);
     }
-    if (!fcgi_loop_flush(loop, conn)) {
-        loop->out_length = 0;
-        fcgi_loop_close_connection(loop, conn);
-        return;
-    }
-    fcgi_relay_flush(loop, conn);
-    fcgi_loop_moved(loop, conn);
+    show(loop, conn);
 }
 
 /* ---- deadlines */
@@ -691,10 +812,14 @@ static void
 expire_one(fcgi_loop *loop, fcgi_relay *relay)
 {
     connection *conn = relay->conn;
-    const char *text = relay->state == RELAY_GATHERING ? "" : relay->listener->rights.backends[relay->backend].text;
+    const char *text = relay->state < RELAY_CONNECTING ? "" : relay->listener->rights.backends[relay->backend].text;
     relay->late = true;
-    if (relay->state == RELAY_GATHERING) {
+    if (relay->state == RELAY_HELD) {
+        let_go(loop, relay);
+    } else if (relay->state == RELAY_GATHERING) {
         fail(loop, relay, 408);
+    } else if (relay->state < RELAY_CONNECTING) {
+        fail(loop, relay, 503); /* a decision has a shorter deadline of its own */
     } else if (relay->state == RELAY_CONNECTING) {
         loop->relays.down_until_us[listener_index(loop, relay->listener)][relay->backend] = loop->now_us + DOWN_US;
         fcgi_log_rarely(&loop->relays.away_gate, FCGI_WARN, "application-away", "%s: not connected in time", text);
@@ -704,45 +829,36 @@ expire_one(fcgi_loop *loop, fcgi_relay *relay)
         fcgi_log_rarely(&loop->relays.slow_gate, FCGI_WARN, "application-slow", "%s: nothing moved in time", text);
         fail(loop, relay, 504);
     }
-    if (!fcgi_loop_flush(loop, conn)) {
-        loop->out_length = 0;
-        fcgi_loop_close_connection(loop, conn);
-        return;
-    }
-    fcgi_relay_flush(loop, conn);
-    fcgi_loop_moved(loop, conn);
+    show(loop, conn);
 }
 
 void
 fcgi_relay_expire(fcgi_loop *loop)
 {
     fcgi_relay *relay;
-    while ((relay = loop->relays.gathering.first) && relay->deadline_us <= loop->now_us)
-        expire_one(loop, relay);
-    while ((relay = loop->relays.connecting.first) && relay->deadline_us <= loop->now_us)
-        expire_one(loop, relay);
-    while ((relay = loop->relays.working.first) && relay->deadline_us <= loop->now_us)
-        expire_one(loop, relay);
-    while ((relay = loop->relays.kept.first) && (relay->deadline_us <= loop->now_us || loop->draining))
+    for (relay_state state = RELAY_GATHERING; state < RELAY_KEPT; state++)
+        while ((relay = loop->relays.lists[state].first) && relay->deadline_us <= loop->now_us)
+            expire_one(loop, relay);
+    while ((relay = loop->relays.lists[RELAY_KEPT].first) && (relay->deadline_us <= loop->now_us || loop->draining))
         bury(loop, relay);
 }
 
 uint64_t
 fcgi_relay_next_us(const fcgi_loop *loop)
 {
-    const fcgi_relay *firsts[] = { loop->relays.gathering.first, loop->relays.connecting.first,
-                                   loop->relays.working.first, loop->relays.kept.first };
     uint64_t next_us = NEVER_US;
-    for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++)
-        if (firsts[i] && firsts[i]->deadline_us < next_us)
-            next_us = firsts[i]->deadline_us;
+    for (size_t i = 0; i < sizeof loop->relays.lists / sizeof *loop->relays.lists; i++) {
+        const fcgi_relay *first = loop->relays.lists[i].first;
+        if (first && first->deadline_us < next_us)
+            next_us = first->deadline_us;
+    }
     return next_us;
 }
 
 void
 fcgi_relay_fini(fcgi_loop *loop)
 {
-    while (loop->relays.kept.first)
-        bury(loop, loop->relays.kept.first);
+    while (loop->relays.lists[RELAY_KEPT].first)
+        bury(loop, loop->relays.lists[RELAY_KEPT].first);
     fcgi_relay_bury(loop);
 }

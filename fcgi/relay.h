@@ -19,9 +19,9 @@ typedef struct fcgi_relay_list {
 
 /* A loop's part of it. */
 typedef struct fcgi_relays {
-    fcgi_relay_list gathering, connecting, working, kept;
+    fcgi_relay_list lists[7]; /* by state */
     fcgi_relay *dead;
-    size_t count; /* connecting and working */
+    size_t count; /* all but the kept */
     size_t kept_count;
     uint64_t down_until_us[FCGI_LISTENERS_MAX][FCGI_BACKENDS_MAX];
     fcgi_log_gate away_gate, broken_gate, slow_gate;
@@ -31,8 +31,11 @@ typedef struct fcgi_relays {
  * way afterwards, or its refusal is in loop->out and it is finished. */
 void fcgi_relay_begin(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
                       tg_text prefix);
-/* The request is decided when the beginning of its body is there. */
-void fcgi_relay_gather(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order);
+/* The request is answered or passed on later: when its body is there, its decision, or its turn. Any request, whether
+ * an application is to see it or not. */
+void fcgi_relay_defer(fcgi_loop *loop, struct connection *conn, fcgi_request *request, const fcgi_order *order,
+                      tg_text text);
+void fcgi_relay_conclude(fcgi_loop *loop); /* asks again for what has been decided */
 void fcgi_relay_stream(fcgi_loop *loop, const fcgi_event *event);
 /* The web server gave this request up; the request itself is left to the caller. */
 void fcgi_relay_abort(fcgi_loop *loop, fcgi_request *request);

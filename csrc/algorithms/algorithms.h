@@ -85,6 +85,11 @@ typedef struct tg_terms {
 void tg__decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_terms terms,
                          tg_state *next, tg_verdict *verdict);
 
+/* A denied hit of `cost` <= what the rule holds, where those count too: the state becomes as full as the rule holds, never
+ * fuller, and is that full from now on. A fixed window begins anew (an aligned one cannot). Who keeps knocking stays out, and
+ * is in after as long as the next verdict on `next` says. */
+void tg__count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+
 /* Gives units back. `own`: those that a hit with this stamp took, else oldest first. Returns whether *next differs. */
 bool tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,
                 tg_state *next);
@@ -125,6 +130,9 @@ tg_verdict tg__log_decide(const tg_rule *rule, const tg_log_view *view, uint64_t
 /* A forced hit's. */
 tg_verdict tg__log_force(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost,
                          tg_log_change *change);
+/* As tg__count_denied: appends the hit and drops the oldest entries that the rule's limit no longer needs. */
+void tg__log_count_denied(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost,
+                          tg_log_change *change);
 /* As tg__pressure, of the kept entries as they are; consumes the view. */
 tg_pressure tg__log_pressure(const tg_rule *rule, const tg_log_view *view, uint64_t now_us);
 /* Most entries a log of this rule can hold at once, and the most 8-byte words they take where a hit of cost 1 takes one

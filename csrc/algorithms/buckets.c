@@ -154,6 +154,16 @@ tg__bucket_decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t 
 }
 
 void
+tg__bucket_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    tg_level bucket = level_of(rule, state, now_us);
+    const tg_u128 capacity = (tg_u128)rule->burst * rule->period_us, wanted = bucket.level + (tg_u128)cost * rule->period_us;
+    if (bucket.level < capacity)
+        bucket.level = wanted < capacity ? wanted : capacity;
+    store(bucket, next);
+}
+
+void
 tg__bucket_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
 {
     tg_level bucket = level_of(rule, state, now_us);

@@ -41,6 +41,19 @@ tg__decide_on_terms(const tg_rule *rule, const tg_state *state, uint64_t now_us,
         tg__decide_into(rule, state, now_us, cost, next, verdict);
 }
 
+void
+tg__count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    if (rule->algorithm == TG_TOKEN_BUCKET || rule->algorithm == TG_LEAKY_BUCKET)
+        tg__bucket_count_denied(rule, state, now_us, cost, next);
+    else if (rule->algorithm == TG_FIXED_WINDOW)
+        tg__fixed_count_denied(rule, state, now_us, cost, next);
+    else if (rule->algorithm == TG_SLIDING_COUNTER)
+        tg__counter_count_denied(rule, state, now_us, cost, next);
+    else
+        *next = *state;
+}
+
 bool
 tg__refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own, uint64_t stamp_us,
            tg_state *next)

@@ -94,6 +94,15 @@ tg__fixed_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uin
 }
 
 void
+tg__fixed_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    const tg_window window = window_of(rule, state, now_us);
+    const uint64_t start_us = rule->aligned ? tg__aligned_start_us(rule->period_us, window.now_us) : window.now_us;
+    *next = (tg_state){ .fixed = { tg__held_denied(window.count, rule->limit, cost), start_us,
+                                   rule->aligned ? WINDOW_ALIGNED : WINDOW_PLAIN } };
+}
+
+void
 tg__fixed_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                  uint64_t stamp_us, tg_state *next)
 {

@@ -44,6 +44,15 @@ tg__subtract_to_zero(uint64_t from, uint64_t what)
     return from > what ? from - what : 0;
 }
 
+/* What is held when a denied hit counts: no more than the rule holds, and never less than before. */
+static inline uint64_t
+tg__held_denied(uint64_t held, uint64_t most, uint64_t cost)
+{
+    if (held >= most)
+        return held;
+    return cost < most - held ? held + cost : most;
+}
+
 /* What a forced hit takes of `cost`. */
 static inline uint64_t
 tg__forced_cost(uint64_t held, uint64_t most, uint64_t cost)
@@ -76,6 +85,9 @@ void tg__fixed_decide(const tg_rule *rule, const tg_state *state, uint64_t now_u
                        tg_verdict *verdict);
 void tg__fixed_force(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                      tg_verdict *verdict);
+void tg__fixed_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+void tg__counter_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
+void tg__bucket_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next);
 void tg__fixed_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                       uint64_t stamp_us, tg_state *next);
 tg_pressure tg__fixed_pressure(const tg_rule *rule, const tg_state *state, uint64_t now_us);

@@ -123,6 +123,14 @@ store(const tg_window *window, tg_state *next)
 }
 
 void
+tg__counter_count_denied(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next)
+{
+    tg_window window = window_of(rule, state, now_us);
+    window.current = tg__held_denied(window.current, rule->limit, cost);
+    store(&window, next);
+}
+
+void
 tg__counter_refund(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, bool own,
                    uint64_t stamp_us, tg_state *next)
 {

@@ -145,6 +145,29 @@ tg__log_force(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uin
     return decide(rule, view, now_us, cost, 0, true, change);
 }
 
+void
+tg__log_count_denied(const tg_rule *rule, const tg_log_view *view, uint64_t now_us, uint64_t cost, tg_log_change *change)
+{
+    tg_walk walk = walk_begin(rule, view, now_us);
+    uint64_t kept = walk.used;
+    *change = (tg_log_change){ .entry = { walk.now_us, cost } };
+    if (rule->resolution_us > 0 && walk.more &&
+        view->newest.at_us / rule->resolution_us == walk.now_us / rule->resolution_us) {
+        change->replace_newest = true;
+        change->entry.cost = tg__held_denied(view->newest.cost, rule->limit, cost);
+    }
+    /* Only the newest `limit` units decide anything; without the others the log is bounded however long somebody knocks. */
+    while (walk.more && !(change->replace_newest && kept <= view->newest.cost) &&
+           kept - (walk.entry.cost < kept ? walk.entry.cost : kept) + cost >= rule->limit) {
+        kept = tg__subtract_to_zero(kept, walk.entry.cost);
+        walk.expired_entries++;
+        walk.expired_units = tg__add_saturating(walk.expired_units, walk.entry.cost);
+        walk.more = view->next(view->cursor, &walk.entry);
+    }
+    change->expired_entries = walk.expired_entries;
+    change->expired_units = walk.expired_units;
+}
+
 tg_pressure
 tg__log_pressure(const tg_rule *rule, const tg_log_view *view, uint64_t now_us)
 {

@@ -43,6 +43,18 @@ tg__hex_value(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* The TG_PRIVATE_ bit of a kind; 0: it has none. */
+static inline unsigned
+tg__private_bit(tg_text kind)
+{
+#define TG_PRIVATE_BIT(name, bit, word)                                                                                \
+    if (tg__text_is(kind, word))                                                                                       \
+        return bit;
+    TG_PRIVATE_KINDS(TG_PRIVATE_BIT)
+#undef TG_PRIVATE_BIT
+    return 0;
+}
+
 /* ---- digests (libsodium) */
 
 /* Must succeed once before any other digest call; thread-safe, repeatable. */

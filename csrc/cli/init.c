@@ -43,6 +43,8 @@ static const char first_rules[] =
     "    rules: 5/minute; 50/day    # both hold\n"
     "    by: ip\n"
     "    on_store_failure: closed\n"
+    "    # count_denied: true         # what is refused counts too: who keeps trying stays out until it is silent\n"
+    "    # plans: {header: X-Plan, default: free, free: 5/minute, pro: 50/minute}   # in the place of rules\n"
     "\n"
     "  - name: api                  # short bursts are fine, 100 a second on the whole are not\n"
     "    match: {path: \"/api/*\"}\n"

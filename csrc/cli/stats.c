@@ -21,10 +21,10 @@ open_store(const char *uri)
     tg_error error;
     if (tg_store_open(tg_text_of(uri), &options, &store, &error) == TG_OK) {
         tg_store_stats stats;
-        if (tg_store_read_stats(store, &stats, &error) == TG_OK && stats.table_bytes > 0)
+        if (tg_store_remote(store) || (tg_store_read_stats(store, &stats, &error) == TG_OK && stats.table_bytes > 0))
             return store;
         tg_store_close(store);
-        cli_fail("this store has no table to look into: stats and top read shared:// stores");
+        cli_fail("this store is nobody else's: stats and top read shared:// and redis:// stores");
         return NULL;
     }
     if (error.system_error == ENOENT)
@@ -39,8 +39,8 @@ open_store(const char *uri)
 static const char stats_usage[] =
     "usage: tidegate stats [--store URI] [--json | --prometheus]\n"
     "\n"
-    "Decisions by policy and outcome of all processes since the table was made, how long decisions took, and how full the\n"
-    "table is.\n"
+    "Decisions by policy and outcome of all processes since the table was made (on Redis: of all machines), how long decisions\n"
+    "took, and how full the table is.\n"
     "\n"
     "  --store URI    else TIDEGATE_STORE, shared://default\n"
     "  --json         one JSON object\n"

@@ -200,7 +200,8 @@ read_defaults(tg_reader *r, const tg_node *node)
     return status == TG_OK ? tg__read_settings(r, values, &r->defaults) : status;
 }
 
-enum { INCLUDE, STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, EXEMPT, DENY, DEFAULTS, POLICIES, UNMATCHED, TOP_KEYS };
+enum { INCLUDE, STORE, SPACE, PROXIES, CLIENT_HEADER, USER_HEADER, EXEMPT, DENY, DEFAULTS, POLICIES, UNMATCHED, SECRET, PRIVATE,
+       TOP_KEYS };
 
 /* What all files of one reading share. */
 struct tg_whole {
@@ -251,6 +252,24 @@ expand(const tg_reader *r, const tg_node *node, const char *written, char **expa
 static tg_status read_included(tg_reader *r, const tg_node *entry);
 
 static tg_status
+read_private(const tg_reader *r, const tg_node *node)
+{
+    const tg_node *entry;
+    size_t count;
+    char shown[96];
+    tg_status status = tg__want_entries(r, node, "a kind (\"user\", \"ip\")", &entry, &count);
+    for (; status == TG_OK && entry; entry = tg__read_after(node, entry)) {
+        const unsigned bit = tg__private_bit(entry->text);
+        if (!bit)
+            return tg__source_error(&r->source, entry->at, "found %s, expected ip, user, route, path, method or host (all other "
+                                                           "kinds are private in any case)",
+                                    tg__node_show(entry, shown, sizeof shown));
+        r->config->private_kinds |= bit;
+    }
+    return status;
+}
+
+static tg_status
 read_includes(tg_reader *r, const tg_node *node)
 {
     const tg_node *entry;
@@ -287,8 +306,9 @@ static tg_status
 read_file(tg_reader *r, const tg_node *root)
 {
     static const char *const known[] = { "include", "store", "namespace", "trusted_proxies", "client_header",
-                                         "user_header", "exempt", "deny", "defaults", "policies", "unmatched", NULL };
-    static const char *const later[] = { "plans", "pause_when", "secret", NULL };
+                                         "user_header", "exempt", "deny", "defaults", "policies", "unmatched", "secret",
+                                         "private", NULL };
+    static const char *const later[] = { "plans", "pause_when", NULL };
     static const tg_keys allowed = { "the rules file", known, later };
     tg_config *config = r->config;
     const tg_node *values[TG_KEYS_MAX];
@@ -312,6 +332,15 @@ read_file(tg_reader *r, const tg_node *root)
         if (status == TG_OK)
             status = expand(r, values[STORE], written, &config->store);
     }
+    if (status == TG_OK && values[SECRET]) {
+        char *written;
+        config->secret_line = tg__source_line(&r->source, values[SECRET]->at);
+        status = tg__read_string(r, values[SECRET], "a secret (\"${TIDEGATE_SECRET}\", \"@/path\")", &written);
+        if (status == TG_OK)
+            status = expand(r, values[SECRET], written, &config->secret);
+    }
+    if (status == TG_OK && values[PRIVATE])
+        status = read_private(r, values[PRIVATE]);
     if (status == TG_OK && values[SPACE])
         status = tg__read_name(r, values[SPACE], "a namespace", config->space);
     if (status == TG_OK)

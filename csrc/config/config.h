@@ -58,6 +58,7 @@ typedef struct tg_policy {
     const char *file;       /* which it stands in */
     unsigned line;          /* where it begins there */
     bool also;              /* does not end the search */
+    bool count_denied;      /* what it refuses counts too */
     tg_match *match;        /* NULL: every request */
     tg_rule rules[TG_RULES_MAX];
     size_t rule_count;      /* of `rules` */
@@ -96,6 +97,9 @@ typedef struct tg_config {
     char *store;         /* NULL: not named */
     const char *store_file; /* in which it stands, and where */
     unsigned store_line;
+    char *secret;        /* of the store; NULL: not named */
+    unsigned secret_line;
+    unsigned private_kinds; /* TG_PRIVATE_ bits */
     char space[TG_NAME_BYTES_MAX + 1];
     tg_text *trusted_proxies;
     size_t trusted_proxy_count;

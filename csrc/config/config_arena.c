@@ -4,7 +4,7 @@
 #include <stdalign.h>
 #include <stdlib.h>
 
-enum { BLOCK_BYTES = 8192 };
+enum { BLOCK_BYTES = 8192, BLOCK_BYTES_MAX = 256 * 1024 };
 
 struct tg_arena_block {
     struct tg_arena_block *next;
@@ -21,7 +21,9 @@ tg__arena_take(tg_arena *arena, size_t bytes)
         return NULL;
     bytes = (bytes + unit - 1) / unit * unit;
     if (!block || block->size - block->used < bytes) {
-        const size_t size = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
+        /* Each twice as large as the one before: a large file is not a hundred calls to the system. */
+        const size_t next = !block ? BLOCK_BYTES : block->size < BLOCK_BYTES_MAX ? 2 * block->size : BLOCK_BYTES_MAX;
+        const size_t size = bytes > next ? bytes : next;
         block = calloc(1, sizeof *block + size);
         if (!block)
             return NULL;

@@ -408,10 +408,11 @@ read_by(const tg_reader *r, const tg_node *node, tg_policy *policy)
 tg_status
 tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_name, tg_policy *policy)
 {
-    enum { NAME = TG_SETTINGS, MATCH, RULES, BY, ALSO, EXEMPT, DENY, COST, PLANS, COUNT };
+    enum { NAME = TG_SETTINGS, MATCH, RULES, BY, ALSO, EXEMPT, DENY, COST, PLANS, COUNT, COUNT_DENIED };
     static const char *const known[] = { TG_SETTINGS_WORDS, "name",  "match", "rules", "by",  "also", "exempt",
-                                         "deny",            "cost",  "plans", "count", NULL };
-    static const char *const later[] = { "count_denied", "max_delay", NULL };
+                                         "deny",            "cost",  "plans", "count", "count_denied",
+                                         NULL };
+    static const char *const later[] = { "max_delay", NULL };
     static const tg_keys allowed = { "a policy", known, later };
     const tg_node *values[TG_KEYS_MAX];
     tg_status status = tg__read_keys(r, node, &allowed, values);
@@ -467,6 +468,8 @@ tg__read_policy(const tg_reader *r, const tg_node *node, const char *default_nam
         status = tg__read_settings(r, values, policy);
     if (status == TG_OK && values[ALSO])
         status = tg__read_flag(r, values[ALSO], &policy->also);
+    if (status == TG_OK && values[COUNT_DENIED])
+        status = tg__read_flag(r, values[COUNT_DENIED], &policy->count_denied);
     for (const char *at = policy->name; *at; at++)
         policy->watch = (policy->watch ^ (uint8_t)*at) * UINT32_C(16777619); /* FNV-1a; a clash mixes two error rates */
     return status;

@@ -394,6 +394,28 @@ check_proxies(checker *c)
     }
 }
 
+/* ---- the secret of the store's keys ---- */
+
+enum { SECRET_BYTES_MIN = 16 };
+
+/* Two machines with different secrets each let through the whole limit. */
+static void
+check_secret(checker *c)
+{
+    const char *variable = getenv("TIDEGATE_SECRET"), *secret = c->config->secret ? c->config->secret : variable;
+    const bool remote = strncmp(c->store, "redis", 5) == 0 || strncmp(c->store, "tiered+", 7) == 0;
+    if (!remote || !secret || !*secret)
+        return;
+    if (!c->config->secret)
+        warn(c, "secret-apart", NULL, 0,
+             "TIDEGATE_SECRET is set here and the file does not name it: a machine without it counts apart under the one kept "
+             "in Redis; with secret: ${TIDEGATE_SECRET} it would not start");
+    if (secret[0] != '@' && strlen(secret) < SECRET_BYTES_MIN)
+        warn(c, "secret-short", NULL, c->config->secret ? c->config->secret_line : 0,
+             "the secret has %zu bytes: whoever reads the keys finds it out by trying; %d random ones will do", strlen(secret),
+             SECRET_BYTES_MIN);
+}
+
 /* ---- what the store remembers ---- */
 
 static void
@@ -529,7 +551,8 @@ check_store(const tg_config *config, const char *store, tg_error *error)
 static tg_status
 check_live(checker *c, const tg_config *config, tg_error *error)
 {
-    const tg_store_options options = { .existing = true };
+    const tg_store_options options = { .existing = true, .secret = tg_text_of(config->secret),
+                                       .private_kinds = config->private_kinds };
     tg_store *store = NULL;
     tg_notice notice;
     tg_error fault;
@@ -591,6 +614,7 @@ tg_check(const tg_check_options *options, tg_warning *warnings, size_t room, siz
     char *text;
     read_tree(&c, &arena, &text);
     check_proxies(&c);
+    check_secret(&c);
     for (size_t i = 0; i < c.config->policy_count; i++) {
         const tg_policy *policy = &c.config->policies[i];
         check_all_rules(&c, policy);

@@ -21,6 +21,7 @@ struct tg_limiter {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    bool count_denied;
     const tg_metric_name *metric; /* NULL: not counted */
     bool gives_back; /* what it takes may be given back after the response */
 };
@@ -55,6 +56,9 @@ typedef struct tg_inquiry tg_inquiry;
 tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
                              const tg_request *request, const tg_decision *const *prior, size_t prior_count,
                              tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
+
+/* tg_identity_show; what is of `private_kinds` (TG_PRIVATE_) is hidden as well. */
+void tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size);
 
 /* A CORS preflight: free on every face. */
 bool tg__is_preflight(const tg_request *request);

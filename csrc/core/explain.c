@@ -203,7 +203,8 @@ tg_gate_explain(tg_gate *gate, const tg_request *request, uint64_t cost, tg_expl
     made->generation = tg_gate_generation(gate);
     const tg_decision *decision = &made->judgement.decision;
     for (size_t i = 0; i < decision->identity_count; i++)
-        tg_identity_show(&decision->identities[i], made->identities[i], sizeof made->identities[i]);
+        tg__identity_show(&decision->identities[i], tg_gate_store(gate)->private_kinds, made->identities[i],
+                          sizeof made->identities[i]);
     *explanation = made;
     return TG_OK;
 }

@@ -40,8 +40,10 @@ struct tg_gate {
     char *path;
     char *store_uri;       /* as chosen when opened */
     bool store_from_file;
+    uint8_t keyed[16];     /* digest of the file's secret and private kinds, as when opened */
     unsigned faces;        /* TG_FACE_ bits; 0: not said */
     bool stands_in;        /* opened to look, and there is no table: `store` is an empty one of this process */
+    bool brief;
     tg_store *store;
     client_entry *clients; /* the newest first */
     const tg_client *first_client;
@@ -230,6 +232,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .on_store_failure = policy->on_store_failure,
         .on_full = policy->on_full,
         .missing_identity = policy->missing_identity,
+        .count_denied = policy->count_denied,
     };
     tg_error fault;
     const tg_status status = tg__limiter_open(
@@ -344,6 +347,16 @@ prepare_policy(tg_gate *gate, tg_snapshot *made, size_t at, tg_error *error)
     return status;
 }
 
+tg_status
+tg__snapshot_meet(const tg_snapshot *now, const size_t *found, size_t count, tg_error *error)
+{
+    tg_status status = TG_OK;
+    for (size_t i = 0; status == TG_OK && i < count; i++)
+        if (!now->limiters[found[i]])
+            status = prepare_policy(now->brief, (tg_snapshot *)now, found[i], error); /* ours alone: see tg_gate_options */
+    return status;
+}
+
 /* Whether the policy does no more than judge by its rules. */
 static bool
 is_simple(const tg_policy *policy)
@@ -380,10 +393,24 @@ store_of(const tg_config *config)
     return config->store ? config->store : "shared://default";
 }
 
+static void
+keyed_by(const tg_config *config, uint8_t keyed[16])
+{
+    const tg_text pieces[] = { tg_text_of(config->secret), { (const char *)&config->private_kinds, sizeof(unsigned) } };
+    tg__digest(pieces, 2, keyed, 16);
+}
+
 static tg_status
 check_store(const tg_gate *gate, const tg_config *config, tg_error *error)
 {
     char before[120], since[120];
+    uint8_t keyed[16];
+    keyed_by(config, keyed);
+    if (memcmp(keyed, gate->keyed, sizeof keyed) != 0)
+        return tg__error(error, TG_E_CONFIG,
+                         "%s:%u:1: neither `secret` nor `private` can change while running: keys would be others; restart to "
+                         "count by them",
+                         config->path, config->secret_line ? config->secret_line : 1);
     if (!gate->store_from_file || strcmp(gate->store_uri, store_of(config)) == 0)
         return TG_OK;
     tg__error(error, TG_E_CONFIG,
@@ -409,7 +436,8 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
         return tg__error(error, TG_E_NOMEM, "%s: out of memory", gate->path);
     }
     made->config = config;
-    status = tg__config_check(config, gate->faces, gate->store, (tg_text){ NULL, 0 }, error);
+    if (!gate->brief)
+        status = tg__config_check(config, gate->faces, gate->store, (tg_text){ NULL, 0 }, error);
     if (status != TG_OK) {
         snapshot_close(made);
         return status;
@@ -425,9 +453,11 @@ prepare(tg_gate *gate, tg_config *config, tg_snapshot **prepared, tg_error *erro
         status = take_client(gate, config, &made->client, error);
     for (size_t i = 0; status == TG_OK && i < config->policy_count; i++) {
         made->limiter_count++; /* closing takes what is there */
-        status = prepare_policy(gate, made, i, error);
+        if (!gate->brief)
+            status = prepare_policy(gate, made, i, error);
     }
     if (status == TG_OK) {
+        made->brief = gate->brief ? gate : NULL;
         look_over(made);
         *prepared = made;
     } else {
@@ -510,7 +540,9 @@ open_store(tg_gate *gate, const tg_gate_options *options, const tg_config *confi
     gate->store_uri = strndup(chosen.data, chosen.length);
     if (!gate->store_uri)
         return tg__error(error, TG_E_NOMEM, "the store's name");
-    tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us, .existing = true };
+    tg_store_options store_options = { .clock = options->clock, .timeout_us = options->timeout_us, .existing = true,
+                                       .secret = tg_text_of(config->secret), .private_kinds = config->private_kinds };
+    keyed_by(config, gate->keyed);
     tg_error fault;
     tg_status status = tg_store_open(chosen, &store_options, &gate->store, &fault);
     if (fault_is_absence(status, &fault)) {
@@ -544,6 +576,7 @@ open_all(tg_gate *gate, const tg_gate_options *options, tg_error *error)
     tg_config *config;
     tg_snapshot *first = NULL;
     gate->faces = options->faces;
+    gate->brief = options->brief;
     tg_status status = choose_path(options, &gate->path, error);
     if (status == TG_OK)
         status = tg__config_read_files(gate->path, &config, &gate->files, error);
@@ -751,8 +784,17 @@ tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_head
     return settling.status;
 }
 
-static tg_status
-no_such_policy(const tg_config *config, tg_text name, tg_error *error)
+bool
+tg__config_find(const tg_config *config, tg_text name, size_t *at)
+{
+    for (*at = 0; *at < config->policy_count; ++*at)
+        if (tg__text_is(name, config->policies[*at].name))
+            return true;
+    return false;
+}
+
+tg_status
+tg__config_no_policy(const tg_config *config, tg_text name, tg_error *error)
 {
     char names[300] = "", shown[TG_NAME_BYTES_MAX + 1];
     size_t used = 0;
@@ -770,13 +812,13 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
 {
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    const tg_policy *policy = NULL;
-    for (size_t i = 0; i < now->config->policy_count && !policy; i++)
-        if (tg__text_is(name, now->config->policies[i].name))
-            policy = &now->config->policies[i];
-    const tg_status status = policy ? open_policy(gate, now->config, now->client, policy, policy->rules_text, limiter,
-                                                  error)
-                                    : no_such_policy(now->config, name, error);
+    size_t at;
+    tg_status status;
+    if (tg__config_find(now->config, name, &at))
+        status = open_policy(gate, now->config, now->client, &now->config->policies[at],
+                             now->config->policies[at].rules_text, limiter, error);
+    else
+        status = tg__config_no_policy(now->config, name, error);
     unpin(gate, pinned);
     return status;
 }
@@ -832,7 +874,7 @@ tg_gate_names(tg_gate *gate, const char *kind)
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
     for (size_t i = 0; i < now->limiter_count && !named; i++)
-        for (size_t k = 0; k < now->limiters[i]->by_count && !named; k++)
+        for (size_t k = 0; now->limiters[i] && k < now->limiters[i]->by_count && !named; k++)
             named = tg__by_names(now->limiters[i]->by[k], kind);
     unpin(gate, pinned);
     return named;

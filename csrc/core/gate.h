@@ -25,11 +25,19 @@ typedef struct tg_snapshot {
     struct tg_logged *logged; /* for each policy, what has been said of it: this and what follows is all that changes */
     tg_watch *watches;       /* for each policy, how its answers go; NULL: none has a `pause_when` */
     bool simple;             /* no policy does more than judge: the short way */
+    tg_gate *brief;          /* whose limiters are made as their policies are met; else NULL */
 } tg_snapshot;
+
+/* gate.c: under `brief`, makes the limiters of policies that a request meets. TG_E_CONFIG: the store cannot hold them. */
+tg_status tg__snapshot_meet(const tg_snapshot *now, const size_t *found, size_t count, tg_error *error);
 
 /* gate.c: whether the face can know what the policies ask for, and the store hold their rules (NULL: as its address tells).
  * `faces` 0: not said. Opens nothing. */
 tg_status tg__config_check(const tg_config *config, unsigned faces, tg_store *store, tg_text uri, tg_error *error);
+
+/* A policy's place in the file, by its name; and the error that there is none, which lists them. */
+bool tg__config_find(const tg_config *config, tg_text name, size_t *at);
+tg_status tg__config_no_policy(const tg_config *config, tg_text name, tg_error *error);
 
 /* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
 tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,

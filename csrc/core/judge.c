@@ -458,7 +458,8 @@ log_decision(const court *of, size_t at, bool refused)
         return;
     char who[400] = "", path[80], method[16];
     if (decision->result_count)
-        tg_identity_show(&decision->identities[decision->results[decision->reported].identity], who, sizeof who);
+        tg__identity_show(&decision->identities[decision->results[decision->reported].identity], of->store->private_kinds, who,
+                          sizeof who);
     else if (of->judgement->missing[0])
         snprintf(who, sizeof who, "a request without %s", of->judgement->missing);
     tg_text shown_path = of->request->path; /* a query may hold a secret */
@@ -504,9 +505,14 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
     of.found = found;
     if (cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
-    const size_t count = tg__config_match(now->config, request, found);
-    const tg_status status = now->simple ? judge_simply(&of, count, error)
-                                         : judge_wholly(&of, count, error);
+    size_t count = 1;
+    if (request->policy.length == 0)
+        count = tg__config_match(now->config, request, found);
+    else if (!tg__config_find(now->config, request->policy, &found[0]))
+        return tg__config_no_policy(now->config, request->policy, error);
+    tg_status status = now->brief ? tg__snapshot_meet(now, found, count, error) : TG_OK;
+    if (status == TG_OK)
+        status = now->simple ? judge_simply(&of, count, error) : judge_wholly(&of, count, error);
     if (status == TG_OK && !now->simple)
         log_decisions(&of, count);
     if (status == TG_OK && answer)

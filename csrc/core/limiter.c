@@ -61,8 +61,14 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     limiter->on_store_failure = options->on_store_failure;
     limiter->on_full = options->on_full;
     limiter->missing_identity = options->missing_identity;
+    limiter->count_denied = options->count_denied;
 
-    tg_status status = copy_name(limiter->name, options->name, "name", error);
+    tg_status status = TG_OK;
+    if (options->count_denied && !store->counts_denied)
+        status = tg__error(error, TG_E_CONFIG, "count_denied: %s cannot count what it denies yet",
+                           store->shown ? store->shown : store->uri);
+    if (status == TG_OK)
+        status = copy_name(limiter->name, options->name, "name", error);
     if (status == TG_OK)
         status = copy_name(limiter->space, options->space, "namespace", error);
     if (status == TG_OK)
@@ -166,6 +172,7 @@ add_overridden(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_i
             .identity = &decision->identities[identity_index],
             .cost = result->cost,
             .on_full = (uint8_t)limiter->on_full,
+            .counts_denied = limiter->count_denied ? (uint8_t)(limiter_index + 1) : 0,
             .gives_back = limiter->gives_back,
         };
     }
@@ -196,6 +203,7 @@ add_targets(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_inde
             .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
+            .counts_denied = limiter->count_denied ? (uint8_t)(limiter_index + 1) : 0,
             .gives_back = limiter->gives_back,
         };
     }

@@ -98,6 +98,7 @@ typedef struct report {
     tg_policy_metrics *policies; /* sorted */
     size_t count;
     bool counted; /* the store keeps metrics */
+    bool table;   /* it is one */
     tg_sink *sink;
     void *context;
 } report;
@@ -190,7 +191,7 @@ write_prometheus(const report *r)
     say(r, "# HELP tidegate_store_failing Whether the store does not answer, as this process sees it.\n"
            "# TYPE tidegate_store_failing gauge\ntidegate_store_failing %d\n",
         atomic_load_explicit(&r->store->failing, memory_order_relaxed));
-    for (size_t i = 0; i < GAUGES; i++)
+    for (size_t i = 0; r->table && i < GAUGES; i++)
         say(r, "# HELP tidegate_%s %s\n# TYPE tidegate_%s %s\ntidegate_%s %" PRIu64 "\n", gauges[i].name, gauges[i].help,
             gauges[i].name, gauges[i].type, gauges[i].name, value_of(r, &gauges[i]));
 }
@@ -223,7 +224,7 @@ write_json(const report *r)
     }
     tg__json_close(&json, ']');
     tg__json_open(&json, "table", '{');
-    for (size_t i = 0; i < GAUGES; i++)
+    for (size_t i = 0; r->table && i < GAUGES; i++)
         tg__json_number(&json, gauges[i].name + sizeof "table_" - 1, value_of(r, &gauges[i]));
     tg__json_close(&json, '}');
     tg__json_close(&json, '}');
@@ -303,6 +304,8 @@ write_text(const report *r)
     else if (!r->count)
         say(r, "nothing has been counted yet\n");
     write_latency(r);
+    if (!r->table)
+        return;
     say(r, "table %" PRIu64 " KiB, %" PRIu64 " of %" PRIu64 " entries in use, %" PRIu64 " of %" PRIu64 " log blocks\n",
         r->stats.table_bytes / 1024, r->stats.entries_live, r->stats.entries, r->stats.log_blocks_used,
         r->stats.log_blocks);
@@ -316,7 +319,7 @@ enum { POLICIES_MAX = 1024 };
 tg_status
 tg_store_write_metrics(tg_store *store, tg_metrics_format format, tg_sink *sink, void *context, tg_error *error)
 {
-    report r = { .store = store, .sink = sink, .context = context };
+    report r = { .store = store, .table = !tg_store_remote(store), .sink = sink, .context = context };
     tg_status status = tg_store_read_stats(store, &r.stats, error);
     if (status != TG_OK)
         return status;

@@ -149,7 +149,7 @@ set(tg_limiter *limiter, tg_override *override, const tg_dimension *dimensions, 
     tg_status status = identities_of(limiter, dimensions, dimension_count, identities, &count, error);
     for (size_t i = 0; status == TG_OK && i < count; i++) {
         digest_of(&identities[i], override->identity);
-        tg_identity_show(&identities[i], override->shown, sizeof override->shown);
+        tg__identity_show(&identities[i], store->private_kinds, override->shown, sizeof override->shown);
         status = store->ops->override_set(store, override, error);
     }
     return status;

@@ -21,7 +21,7 @@ policy_of(const tg_snapshot *now, const tg_rule *rule)
 {
     for (size_t i = 0; i < now->limiter_count; i++) {
         const tg_policy *policy = &now->config->policies[i];
-        if (policy->settle_place.line == 0)
+        if (policy->settle_place.line == 0 || !now->limiters[i]) /* not met: see `brief` */
             continue;
         if (has_scope(now->limiters[i], rule))
             return policy;

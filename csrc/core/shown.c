@@ -35,7 +35,7 @@ harmless(tg_text kind)
 }
 
 static void
-put_part(text_out *out, tg_text kind, tg_text value, bool hashed)
+put_part(text_out *out, tg_text kind, tg_text value, bool hashed, unsigned private_kinds)
 {
     char shown[VALUE_SHOWN_MAX + 1];
     if (tg__text_is(kind, "?")) {
@@ -47,7 +47,7 @@ put_part(text_out *out, tg_text kind, tg_text value, bool hashed)
     if (hashed) {
         put(out, "(over 64 bytes, #%02x%02x%02x%02x)", (unsigned char)value.data[0], (unsigned char)value.data[1],
             (unsigned char)value.data[2], (unsigned char)value.data[3]);
-    } else if (harmless(kind)) {
+    } else if (harmless(kind) && !(tg__private_bit(kind) & private_kinds)) {
         put(out, "%s", value.length ? tg__text_show(value, shown, sizeof shown) : "\"\"");
     } else {
         uint8_t digest[DIGEST_BYTES];
@@ -58,7 +58,7 @@ put_part(text_out *out, tg_text kind, tg_text value, bool hashed)
 
 /* The way back from identity/join.c. */
 void
-tg_identity_show(const tg_identity *identity, char *text, size_t size)
+tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size)
 {
     text_out out = { text, size, 0 };
     const char *at = (const char *)identity->bytes, *const end = at + identity->length;
@@ -67,7 +67,7 @@ tg_identity_show(const tg_identity *identity, char *text, size_t size)
     if (tg__digest_init(NULL) != TG_OK)
         return;
     if (identity->length == 1 + DIGEST_BYTES && identity->bytes[0] == HASHED) {
-        put_part(&out, (tg_text){ "joint", 5 }, (tg_text){ at + 1, DIGEST_BYTES }, true);
+        put_part(&out, (tg_text){ "joint", 5 }, (tg_text){ at + 1, DIGEST_BYTES }, true, 0);
         return;
     }
     while (at < end) {
@@ -80,8 +80,14 @@ tg_identity_show(const tg_identity *identity, char *text, size_t size)
         if (value.length + 1 > (size_t)(end - at))
             return;
         at += 1 + value.length;
-        put_part(&out, kind, value, hashed);
+        put_part(&out, kind, value, hashed, private_kinds);
         if (at < end)
             put(&out, " + ");
     }
+}
+
+void
+tg_identity_show(const tg_identity *identity, char *text, size_t size)
+{
+    tg__identity_show(identity, 0, text, size);
 }

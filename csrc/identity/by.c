@@ -24,7 +24,8 @@ typedef enum part_kind {
     KIND_COOKIE,
     KIND_QUERY,
     KIND_FORM,
-    KIND_JSON
+    KIND_JSON,
+    KIND_KEY
 } part_kind;
 
 static const struct {
@@ -43,10 +44,11 @@ static const struct {
     { "query:", KIND_QUERY },
     { "form:", KIND_FORM },
     { "json:", KIND_JSON },
+    { "key:", KIND_KEY }, /* the application says it */
 };
 #define KINDS_SHOWN                                                                                                    \
     "ip, user, route, path, method, host, api_key, fingerprint, header:NAME, cookie:NAME, query:NAME, form:NAME, "      \
-    "json:NAME"
+    "json:NAME, key:NAME"
 
 typedef struct part {
     part_kind kind;
@@ -97,8 +99,8 @@ static const char *
 nearest_kind(tg_text word)
 {
     static const char *const whole[] = { "user", "route", "path", "method", "host", "api_key", "fingerprint", NULL };
-    static const char *const before_names[] = { "header", "cookie", "query", "form", "json", NULL };
-    static const char *const with_names[] = { "header:NAME", "cookie:NAME", "query:NAME", "form:NAME", "json:NAME" };
+    static const char *const before_names[] = { "header", "cookie", "query", "form", "json", "key", NULL };
+    static const char *const with_names[] = { "header:NAME", "cookie:NAME", "query:NAME", "form:NAME", "json:NAME", "key:NAME" };
     const char *colon = memchr(word.data, ':', word.length);
     if (!colon) {
         const char *near = tg__word_nearest(word, whole);
@@ -285,6 +287,7 @@ face_knows(const alternative *one, unsigned faces)
         const unsigned needed = is_of_body(&one->parts[i])          ? TG_FACE_BODY
                                 : one->parts[i].kind == KIND_USER  ? TG_FACE_USER
                                 : one->parts[i].kind == KIND_ROUTE ? TG_FACE_ROUTE
+                                : one->parts[i].kind == KIND_KEY   ? TG_FACE_KEYS
                                                                    : 0;
         if (needed & ~faces)
             return false;
@@ -325,6 +328,17 @@ present(tg_text text, tg_text *value)
 /* ---- from a request ---- */
 
 static bool
+key_value(const tg_request *request, tg_text name, tg_text *value)
+{
+    for (size_t i = 0; i < request->key_count; i++) {
+        const tg_text kind = request->keys[i].kind;
+        if (kind.length == name.length && memcmp(kind.data, name.data, name.length) == 0)
+            return present(request->keys[i].value, value);
+    }
+    return false;
+}
+
+static bool
 value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, char *room,
                  tg_text *value)
 {
@@ -355,6 +369,8 @@ value_of_request(const part *wanted, const tg_client *client, const tg_request *
         return tg__form_value(request, wanted->name, room, value);
     case KIND_JSON:
         return tg__json_value(request, wanted->name, room, value);
+    case KIND_KEY:
+        return key_value(request, wanted->name, value);
     case KIND_API_KEY:
         *value = (tg_text){ room, TG_DIGEST_BYTES };
         return tg__api_key(request, (uint8_t *)room);
@@ -410,6 +426,7 @@ value_of_values(const part *wanted, const tg_client *client, const tg_part *valu
     case KIND_QUERY:
     case KIND_FORM:
     case KIND_JSON:
+    case KIND_KEY:
         break;
     }
     return found ? TG_OK : TG_E_IDENTITY;
@@ -430,6 +447,8 @@ tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *re
 {
     const part *wanting = NULL;
     scratch at; /* not cleared: 4 KiB that most identities never touch */
+    if (request->value_count)
+        return tg__by_of_values(by, client, request->values, request->value_count, identity, missing, error);
     for (size_t a = 0; a < by->count; a++) {
         const alternative *one = &by->alternatives[a];
         tg_part parts[TG_PARTS_MAX];

@@ -219,7 +219,23 @@ typedef struct tg_store_options {
     tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
     uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
     bool existing;       /* only what is there: a table is never made */
+    /* Redis: what private values in keys are hashed under, the same on all machines; 1 to 127 bytes, or "@/path" of a file
+     * that nobody but its owner can read. Empty: TIDEGATE_SECRET; without that, one that is made once and kept in Redis. */
+    tg_text secret;
+    unsigned private_kinds; /* TG_PRIVATE_ bits: kinds whose values are hashed as well, and hidden where identities are shown */
 } tg_store_options;
+
+/* Headers, cookies, fields and keys are private in any case. bit, kind */
+#define TG_PRIVATE_KINDS(X)                                                                                            \
+    X(TG_PRIVATE_IP, 1, "ip")                                                                                          \
+    X(TG_PRIVATE_USER, 2, "user")                                                                                      \
+    X(TG_PRIVATE_ROUTE, 4, "route")                                                                                    \
+    X(TG_PRIVATE_PATH, 8, "path")                                                                                      \
+    X(TG_PRIVATE_METHOD, 16, "method")                                                                                 \
+    X(TG_PRIVATE_HOST, 32, "host")
+#define TG_PRIVATE_ENUM(name, bit, kind) name = bit,
+enum { TG_PRIVATE_KINDS(TG_PRIVATE_ENUM) };
+#undef TG_PRIVATE_ENUM
 
 /* Opens a store, or takes another reference to one this process has open under the same URI and clock.
  *
@@ -229,7 +245,7 @@ typedef struct tg_store_options {
  *
  * uri  empty: TIDEGATE_STORE from the environment, else shared://default
  *
- * TG_E_CONFIG  the URI is wrong, or two references name different sizes
+ * TG_E_CONFIG  the URI is wrong, or two references name different sizes, secrets or private kinds
  * TG_E_TRUST   path, owner, mode and the option that would allow it are in the message
  * TG_E_FORMAT  damaged or foreign file, other clock kind
  * TG_E_SYSTEM  the system refused (no space: nothing is left behind); with `existing` ENOENT where there is no table
@@ -345,6 +361,13 @@ typedef struct tg_request {
     bool body_follows; /* the face reads it when `needs_body` says so; else what would stand there is missing */
     tg_text plan;  /* the client's plan, where the application knows it; empty: the file's `plans` says how to tell */
     bool peek; /* decide as the request would be decided, take nothing: `remaining` is that of the untouched state */
+    tg_text policy; /* tg_gate_judge: this policy of the file alone judges, whatever it matches. TG_E_CONFIG: none is so named */
+    /* Where there are some: who is counted, by kind, in place of all that the request shows. Empty values are missing ones. */
+    const tg_part *values;
+    size_t value_count;
+    /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
+    const tg_part *keys;
+    size_t key_count;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -386,6 +409,7 @@ typedef struct tg_limiter_options {
     tg_on_failure on_store_failure;
     tg_on_full on_full;
     tg_missing missing_identity;
+    bool count_denied; /* what is refused counts too: who keeps knocking stays out. TG_E_CONFIG where the store cannot */
 } tg_limiter_options;
 
 typedef struct tg_limiter tg_limiter;
@@ -551,6 +575,7 @@ typedef struct tg_gate_options {
     uint64_t timeout_us;
     unsigned faces;  /* what the face can know of a request, TG_FACE_ bits; 0: not said, nothing is checked */
     bool unwatched;  /* the file is read again by tg_gate_reload only, not when it has changed */
+    bool brief; /* for a process of one thread that judges one request: what a policy needs is made when it is met */
     bool starts_anyway; /* a store that cannot be opened is one that does not answer: on_store_failure decides. Not where the
                            URI is wrong or its kind unknown */
     bool look; /* to look at a site's counts: a table that is not there is not made, an empty one stands in for it */
@@ -562,6 +587,7 @@ typedef struct tg_gate_options {
 #define TG_FACE_BODY 2u     /* `form:`, `json:`: the face can read a body and replay it */
 #define TG_FACE_USER 4u     /* `user` */
 #define TG_FACE_ROUTE 8u    /* `route`, in `by` and in `match` */
+#define TG_FACE_KEYS 32u     /* `key:`: the application answers for itself */
 #define TG_FACE_RESPONSE 16u /* `count`, `cost` of the response: the face sees the answer and calls tg_gate_settle */
 
 /* Reads the file, opens its store and makes its limiters. TG_E_CONFIG: line, column and what was expected. */

@@ -77,7 +77,7 @@ tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why, tg_store 
         free(copy);
         return tg__error(error, TG_E_NOMEM, "store: %zu bytes", sizeof *made);
     }
-    made->base = (tg_store){ .ops = &silent_ops, .uri = copy, .clock = clock, .references = 1 };
+    made->base = (tg_store){ .ops = &silent_ops, .uri = copy, .clock = clock, .references = 1, .counts_denied = true };
     made->why = *why;
     if (clock)
         tg_clock_retain(clock);

@@ -151,6 +151,15 @@ construct(tg_text uri, const tg_store_options *options, tg_store **store, tg_err
     return with_tiers ? tg__tiered_open(&parsed, options, store, error) : kind->open(&parsed, options, store, error);
 }
 
+/* By what keys are made, as far as the opener says: what is kept in Redis is nobody's word. */
+static void
+keyed_by(const tg_store_options *options, uint8_t keyed[16])
+{
+    const tg_text pieces[] = { options->secret.length ? options->secret : tg_text_of(getenv("TIDEGATE_SECRET")),
+                               { (const char *)&options->private_kinds, sizeof options->private_kinds } };
+    tg__digest(pieces, 2, keyed, 16);
+}
+
 static tg_store *
 find(tg_text uri, const tg_clock *clock)
 {
@@ -182,6 +191,16 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
 
     registry_hold();
     tg_store *found = find(uri, options.clock);
+    uint8_t keyed[16];
+    keyed_by(&options, keyed);
+    if (found && found->ops->remote && (options.secret.length || options.private_kinds) &&
+        memcmp(found->keyed, keyed, sizeof keyed) != 0) {
+        status = tg__error(error, TG_E_CONFIG,
+                           "store %s is open in this process with another secret or other private kinds: its keys would not "
+                           "be those of other machines; open it first where both are named, or set TIDEGATE_SECRET for all",
+                           found->shown ? found->shown : found->uri);
+        goto done;
+    }
     if (found) {
         found->references++;
         *store = found;
@@ -199,6 +218,8 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
         goto done;
     }
     made->uri = copy;
+    made->private_kinds = options.private_kinds;
+    memcpy(made->keyed, keyed, sizeof keyed);
     made->clock = options.clock;
     made->references = 1;
     made->next = registry;

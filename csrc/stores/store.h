@@ -31,6 +31,9 @@ typedef struct tg_target {
     uint8_t on_full;    /* tg_on_full */
     uint64_t patience_us; /* HIT, PEEK on buckets: admit what passes within so long; the wait is told as delay_us */
     bool forced;          /* HIT: take it whether it fits or not, and say so as allowed; later hits pay for it */
+    /* HIT: where one of the targets with this same number, not 0, is denied, all of them are brought as near to full as
+     * `cost` brings them (tg__count_denied). Only for stores that say `counts_denied`. */
+    uint8_t counts_denied;
     bool own;
     bool overflow;      /* REFUND with `own`: the hit was charged in an overflow bucket */
     bool charged;       /* HIT, PEEK: this request has already paid here: judge without that charge, take nothing */
@@ -143,6 +146,9 @@ struct tg_store {
     tg_clock *clock;  /* NULL: real */
     unsigned references; /* under the registry's lock */
     struct tg_store *next;
+    unsigned private_kinds; /* of tg_store_options; a constructor of keys sets it itself */
+    uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */
+    bool counts_denied;  /* tg_target.counts_denied is followed */
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     /* How many overrides stand, in memory that all processes share; NULL: the store keeps none. */

@@ -18,7 +18,8 @@ MODULES = ("tidegate", *(f"tidegate.{path.stem}" for path in sorted(PACKAGE.glob
 
 
 def public_names(module: str) -> list[str]:
-    return [name for name in importlib.import_module(module).__all__ if not name.startswith("__")]
+    """None of a pytest plugin: its names are fixtures, which are asked for by their place in a signature."""
+    return [name for name in getattr(importlib.import_module(module), "__all__", ()) if not name.startswith("__")]
 
 
 def _definitions(tree: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -87,6 +88,8 @@ def write_page(path: pathlib.Path) -> None:
              "Every public name with its signature. What a number means, to the microsecond: [algorithms](algorithms.md).", ""]
     for module in MODULES:
         names = public_names(module)
+        if not names:
+            continue
         lines += [f"## {module}", "", f"```{{py:module}} {module}", "```", ""]
         lines += [line for name in names for line in _entry(module, name)]
     text = "\n".join(lines)

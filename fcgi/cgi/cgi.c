@@ -30,6 +30,7 @@ static const char usage[] =
     "TIDEGATE_STORE    the table, where it is not the rules'\n"
     "TIDEGATE_PROGRAM  the program that goes on when a request is allowed; none: the decision as JSON is the answer\n"
     "TIDEGATE_POLICY, TIDEGATE_KEY, TIDEGATE_COST  as tidegate-fcgi takes them\n"
+    "TIDEGATE_HOLD     seconds that an allowed request waits at most for its turn in a leaky bucket (0)\n"
     "TIDEGATE_ON_ERROR open or closed (the default): what happens when the rules cannot be read\n"
     "\n"
     "Arguments are not looked at: a client's query can become them. See tidegate-cgi(1).\n";
@@ -73,6 +74,7 @@ static bool
 is_setting(const char *name, size_t length)
 {
     static const char *const settings[] = { "TIDEGATE_CONFIG", "TIDEGATE_STORE", "TIDEGATE_PROGRAM", "TIDEGATE_ON_ERROR",
+                                            "TIDEGATE_HOLD",
                                             "TIDEGATE_ENABLED", "TIDEGATE_SECRET", "TIDEGATE_MODE", "TIDEGATE_TOKEN",
                                             "TIDEGATE_NEXT" };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
@@ -281,7 +283,7 @@ open_gate(tg_clock *clock, tg_gate **gate, tg_error *error)
             path = beside;
     }
     const tg_gate_options options = { .path = tg_text_of(path), .clock = clock, .unwatched = true,
-                                      .starts_anyway = true };
+                                      .starts_anyway = true, .brief = true };
     return tg_gate_open(&options, gate, error);
 }
 
@@ -324,6 +326,7 @@ judge(const cgi_settings *settings, tg_gate *gate, tg_clock *clock)
     listener.fd = -1;
     listener.rights.modes = 1u << mode;
     listener.rights.keyed = true;
+    listener.rights.hold_us = settings->hold_us;
     snprintf(listener.text, sizeof listener.text, "CGI");
     const fcgi_call call = {
         .listener = &listener,
@@ -339,11 +342,16 @@ judge(const cgi_settings *settings, tg_gate *gate, tg_clock *clock)
         answer(settings, text, length);
         return;
     }
+    if (order.hold_us) { /* its turn in a leaky bucket comes then; a client that leaves meanwhile is not seen */
+        const struct timespec turn = { .tv_sec = (time_t)(order.hold_us / 1000000),
+                                       .tv_nsec = (long)(order.hold_us % 1000000) * 1000 };
+        nanosleep(&turn, NULL);
+    }
     /* The program's own fields follow ours, unless it speaks to the client itself. */
     if (!settings->is_nph && !write_all(text, length))
         return;
     cgi_settings_clean(settings);
-    export_decision(&answerer.judgement);
+    export_decision(fcgi_answer_judgement(&answerer));
     go_on(settings);
 }
 

@@ -26,7 +26,8 @@ static bool
 is_setting(const char *line, size_t length)
 {
     static const char *const names[] = { "TIDEGATE_CONFIG", "TIDEGATE_STORE", "TIDEGATE_PROGRAM", "TIDEGATE_POLICY",
-                                         "TIDEGATE_KEY", "TIDEGATE_COST", "TIDEGATE_ON_ERROR", "TIDEGATE_ENABLED" };
+                                         "TIDEGATE_KEY", "TIDEGATE_COST", "TIDEGATE_ON_ERROR", "TIDEGATE_ENABLED",
+                                         "TIDEGATE_HOLD" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strlen(names[i]) == length && memcmp(names[i], line, length) == 0)
             return true;
@@ -127,12 +128,27 @@ read_program(cgi_settings *settings)
     settings->program = program;
 }
 
+static void
+read_hold(cgi_settings *settings)
+{
+    const char *text = getenv("TIDEGATE_HOLD");
+    char *end;
+    if (!text || !*text)
+        return;
+    const double seconds = strtod(text, &end);
+    if (*end || end == text || !(seconds >= 0 && seconds <= 3600))
+        set_wrong(settings, "TIDEGATE_HOLD expects seconds from 0 to 3600", text);
+    else
+        settings->hold_us = (uint64_t)(seconds * 1e6);
+}
+
 void
 cgi_settings_read(cgi_settings *settings)
 {
     *settings = (cgi_settings){ .enabled = true };
     read_script(settings);
     read_program(settings);
+    read_hold(settings);
     settings->is_nph = is_nph();
     const char *enabled = getenv("TIDEGATE_ENABLED"), *on_error = getenv("TIDEGATE_ON_ERROR");
     if (enabled && strcmp(enabled, "0") == 0)
@@ -149,7 +165,7 @@ void
 cgi_settings_clean(const cgi_settings *settings)
 {
     static const char *const ours[] = { "TIDEGATE_PROGRAM", "TIDEGATE_POLICY", "TIDEGATE_KEY", "TIDEGATE_COST",
-                                        "TIDEGATE_PEEK", "TIDEGATE_BATCH", "TIDEGATE_ON_ERROR", "TIDEGATE_MODE",
+                                        "TIDEGATE_HOLD", "TIDEGATE_PEEK", "TIDEGATE_BATCH", "TIDEGATE_ON_ERROR", "TIDEGATE_MODE",
                                         "TIDEGATE_TOKEN", "TIDEGATE_NEXT", "TIDEGATE_LIMIT", "TIDEGATE_REMAINING",
                                         "TIDEGATE_RESET", "TIDEGATE_DECIDED_BY" };
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)

@@ -5,12 +5,14 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define CGI_SCRIPT_BYTES_MAX 4096u
 
 typedef struct cgi_settings {
     const char *program; /* what goes on where a request is allowed; NULL: the decision itself is the answer */
     bool enabled;
+    uint64_t hold_us;    /* the longest that an allowed request waits for its turn before the program goes on */
     bool open_on_error;  /* let through when the rules cannot be read */
     bool is_script_filename_ours; /* the server was told to run us in the place of the program */
     bool is_nph;         /* the server does not look at what is answered, so the answer is a whole one */

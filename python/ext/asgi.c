@@ -192,7 +192,7 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         judgements = PyList_New(0);
         Py_DECREF(send);
         send = judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0
-                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1])
+                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1], scope)
                    : NULL;
     }
     PyObject *judgement = send ? tgpy_judge_scope(state, (PyObject *)gate, scope, NULL, judgements, 1) : NULL;
@@ -301,7 +301,7 @@ answers_call(PyObject *object, PyObject *args, PyObject *kwargs)
         !PyErr_Occurred()) {
         PyObject *judgements = PyList_New(0);
         if (judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0)
-            bound = tgpy_bind_send(self->module, judgements, send);
+            bound = tgpy_bind_send(self->module, judgements, send, scope);
         Py_XDECREF(judgements);
     }
     PyObject *awaitable =

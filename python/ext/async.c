@@ -434,6 +434,7 @@ static PyMethodDef wake_definition = { "wake", loop_wakes, METH_NOARGS, NULL };
 static PyMethodDef flush_definition = { "flush", loop_flushes, METH_NOARGS, NULL };
 static PyMethodDef gone_definition = { "gone", loop_is_gone, METH_O, NULL };
 
+/* NULL: this store cannot be asked so, or with an exception set. */
 static tgpy_loop *
 new_client(tgpy_state *state, PyObject *loop, tg_store *store)
 {
@@ -457,9 +458,10 @@ new_client(tgpy_state *state, PyObject *loop, tg_store *store)
     self->on_flush = self->on_wake ? PyCFunction_NewEx(&flush_definition, (PyObject *)self, NULL) : NULL;
     const tg_async_loop asks = { .data = self, .watch = watch, .wake = wake, .flush = flush };
     tg_error error;
-    if (self->on_flush && tg_async_open(store, &asks, &self->client, &error) == TG_OK)
+    const tg_status status = self->on_flush ? tg_async_open(store, &asks, &self->client, &error) : TG_OK;
+    if (self->on_flush && status == TG_OK)
         return self;
-    if (self->on_flush)
+    if (self->on_flush && status != TG_E_UNSUPPORTED) /* else there is only the call that waits */
         tgpy_raise(state, &error, NULL);
     end_client(self);
     return NULL;
@@ -558,10 +560,8 @@ tgpy_loop_of(tgpy_state *state, tg_store *store)
 }
 
 bool
-tgpy_may_block(tgpy_state *state, const tg_store *store)
+tgpy_warn_in_loop(tgpy_state *state)
 {
-    if (!store || !tg_store_remote(store))
-        return true;
     PyObject *loop = running_loop(state);
     if (!loop)
         return !PyErr_Occurred();
@@ -665,13 +665,16 @@ copy_request(const tg_request *from)
         bytes += texts[i].length;
     for (size_t i = 0; i < from->header_count; i++)
         bytes += from->headers[i].name.length + from->headers[i].value.length;
+    for (size_t i = 0; i < from->key_count; i++)
+        bytes += sizeof(tg_part) + from->keys[i].kind.length + from->keys[i].value.length;
     tg_request *copy = PyMem_Malloc(bytes);
     if (!copy) {
         PyErr_NoMemory();
         return NULL;
     }
     tg_header *headers = (tg_header *)(copy + 1);
-    char *to = (char *)(headers + from->header_count);
+    tg_part *keys = (tg_part *)(headers + from->header_count);
+    char *to = (char *)(keys + from->key_count);
     *copy = *from;
     tg_text *const copied[] = { &copy->method, &copy->path,  &copy->host, &copy->peer, &copy->user,
                                 &copy->route,  &copy->query, &copy->body, &copy->plan };
@@ -682,7 +685,13 @@ copy_request(const tg_request *from)
         take_text(&headers[i].name, &to);
         take_text(&headers[i].value, &to);
     }
+    for (size_t i = 0; i < from->key_count; i++) {
+        keys[i] = from->keys[i];
+        take_text(&keys[i].kind, &to);
+        take_text(&keys[i].value, &to);
+    }
     copy->headers = headers;
+    copy->keys = keys;
     return copy;
 }
 

@@ -15,7 +15,7 @@
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
-    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body)                                            \
+    X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body) X(keys) X(tidegate_settle)                                            \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(query_string) X(headers) X(client)                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
@@ -62,6 +62,8 @@ typedef struct tgpy_state {
     tgpy_loop *loops;           /* the clients that are open */
     bool logging;           /* a handler that asks a limiter does not log into itself */
     bool said_resolved;     /* the line about a server that resolves the client has been said */
+    PyObject *default_clock; /* of what names none: tests; else NULL */
+    bool off;               /* everything is let through and nothing asked: tests */
 } tgpy_state;
 
 /* ---- objects. None of them can hold an object of the caller's, so no cycle can pass through them and none is tracked by
@@ -191,10 +193,16 @@ bool tgpy_timeout(double seconds, uint64_t *timeout_us);
 
 /* ---- async.c: questions to a remote store from a coroutine ---- */
 
-/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or with an exception set. For remote stores. */
+/* The client of the running loop, borrowed; NULL: no loop runs in this thread, or the store can only be waited for, or with an
+ * exception set. For remote stores. */
 tgpy_loop *tgpy_loop_of(tgpy_state *state, tg_store *store);
 /* Before a call that waits for a network: warns where that holds up an event loop. false: the warning is an exception. */
-bool tgpy_may_block(tgpy_state *state, const tg_store *store);
+bool tgpy_warn_in_loop(tgpy_state *state);
+static inline bool
+tgpy_may_block(tgpy_state *state, const tg_store *store)
+{
+    return !store || !tg_store_remote(store) || tgpy_warn_in_loop(state);
+}
 void tgpy_loops_end(tgpy_state *state);
 
 /* Each gives an awaitable: of a Decision or None. What is borrowed is borrowed for the call. */
@@ -283,6 +291,7 @@ typedef struct tgpy_request {
     PyObject *held[TGPY_HELD_MAX];
     size_t held_count;
     PyObject *overflow; /* list: what `held` has no room for */
+    tg_part keys[TG_PARTS_MAX]; /* what the application says itself */
     char *path;         /* allocated when a decoded path had to be encoded again, else NULL */
     bool unjudged;      /* a scope that is no request: lifespan */
     tg_header inlined[TGPY_HEADERS_INLINE];
@@ -307,6 +316,17 @@ PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `field
 PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
                            uint64_t cost);
 
+/* ---- testing.c ---- */
+
+PyObject *tgpy_use_clock(PyObject *module, PyObject *clock);
+PyObject *tgpy_switch_off(PyObject *module, PyObject *off);
+/* The clock of something that names none, or NULL. */
+tg_clock *tgpy_default_clock(const tgpy_state *state);
+
+/* ---- metrics.c ---- */
+
+PyObject *tgpy_store_metrics(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
 /* ---- explain.c ---- */
 
 PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -315,7 +335,8 @@ PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs)
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
-PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send); /* asgi_send() of checked arguments */
+/* asgi_send() of checked arguments. scope: a dict, or None where nobody can charge by outcome */
+PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send, PyObject *scope);
 
 /* ---- asgi.c ---- */
 

@@ -57,7 +57,7 @@ gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         const tg_gate_options options = {
             .path = path_text.length ? path_text : tg_text_of(default_path),
             .store = store_text.length ? store_text : tg_text_of(default_store),
-            .clock = clock && clock != Py_None ? ((tgpy_clock *)clock)->clock : NULL,
+            .clock = clock && clock != Py_None ? ((tgpy_clock *)clock)->clock : tgpy_default_clock(state),
             .timeout_us = timeout_us,
             .look = look,
         };
@@ -156,13 +156,13 @@ static PyMethodDef gate_methods[] = {
       "explain_as($self, /, method, path, headers=(), peer=None, host=None, user=None, route=None, cost=1, json=False)\n"
       "--\n\nWhat a request would meet and why, as text or JSON. Takes nothing. tidegate.explain is made of it." },
     { METHOD(judge_asgi), "judge_asgi($self, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
-                          "           body=None, reads_body=False)\n--\n\n"
+                          "           body=None, reads_body=False, keys=None)\n--\n\n"
                           "Judges an ASGI scope (http or websocket) by the policies that match it; see docs/python.md." },
     { METHOD(judge_asgi_async), "judge_asgi_async($self, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
-                                "                 body=None, reads_body=False)\n--\n\n"
+                                "                 body=None, reads_body=False, keys=None)\n--\n\n"
                                 "judge_asgi() for async code: await it, once, for the Judgement." },
     { METHOD(judge_wsgi), "judge_wsgi($self, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None,\n"
-                          "           body=None, reads_body=False)\n--\n\n"
+                          "           body=None, reads_body=False, keys=None)\n--\n\n"
                           "Judges a WSGI environ by the policies that match it; see docs/python.md." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },

@@ -417,6 +417,7 @@ typedef bool (*read_function)(tgpy_state *, tgpy_request *, PyObject *, PyObject
 struct options {
     PyObject *route, *user;
     PyObject *plan, *body; /* str, bytes; NULL: not given */
+    PyObject *keys;        /* a dict of str; NULL: none */
     bool reads_body;
     PyObject *prior; /* a list or tuple, owned; NULL: none */
     uint64_t cost;
@@ -431,9 +432,9 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *name = PyTuple_GetItem(names, i), *value = values[i];
         tgpy_name found = NAME_cost;
-        enum { KNOWN = 7 };
+        enum { KNOWN = 8 };
         static const tgpy_name known[KNOWN] = { NAME_route, NAME_user, NAME_cost,      NAME_prior,
-                                                NAME_plan,  NAME_body, NAME_reads_body };
+                                                NAME_plan,  NAME_body, NAME_reads_body, NAME_keys };
         bool matched = false;
         for (size_t k = 0; k < KNOWN && !matched; k++)
             if (name == state->names[known[k]]) {
@@ -446,7 +447,8 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
                 matched = true;
             }
         if (!matched) {
-            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost, prior, plan, body or reads_body",
+            PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R: expected route, user, cost, prior, plan, keys, body or "
+                                          "reads_body",
                          name);
             return false;
         }
@@ -463,6 +465,12 @@ parse_options(const tgpy_state *state, PyObject *const *values, PyObject *names,
                 return false;
             }
             *(plan ? &options->plan : &options->body) = value == Py_None ? NULL : value;
+        } else if (found == NAME_keys) {
+            if (value != Py_None && !PyDict_Check(value)) {
+                PyErr_SetString(PyExc_TypeError, "keys must be a dict of str, or None");
+                return false;
+            }
+            options->keys = value == Py_None ? NULL : value;
         } else if (found == NAME_reads_body)
             options->reads_body = PyObject_IsTrue(value) == 1;
         else if (!tgpy_cost(value, &options->cost))
@@ -562,6 +570,36 @@ say_resolved(tgpy_state *state, const tg_request *request)
                      "header itself");
 }
 
+/* What the application says for `key:NAME`. */
+static bool
+add_keys(tgpy_request *request, PyObject *keys)
+{
+    Py_ssize_t position = 0;
+    PyObject *name, *value;
+    tg_request *to = &request->request;
+    while (keys && PyDict_Next(keys, &position, &name, &value)) {
+        if (to->key_count == TG_PARTS_MAX) {
+            PyErr_Format(PyExc_ValueError, "keys holds more than %d values", TG_PARTS_MAX);
+            return false;
+        }
+        PyObject *made[2] = { NULL, NULL };
+        tg_part *part = &request->keys[to->key_count];
+        const bool read = PyUnicode_Check(name) && PyUnicode_Check(value) && tgpy_text(name, &part->kind, &made[0]) &&
+                          tgpy_text(value, &part->value, &made[1]);
+        const bool plain = !made[0] && !made[1];
+        Py_XDECREF(made[0]);
+        Py_XDECREF(made[1]);
+        if (!read || !plain) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "keys must be a dict of str without lone surrogates");
+            return false;
+        }
+        to->key_count++;
+    }
+    to->keys = request->keys;
+    return true;
+}
+
 /* What a face knows beside the scope or environ. Borrowed from the caller's arguments. */
 static bool
 add_options(tgpy_request *request, const struct options *options)
@@ -574,6 +612,8 @@ add_options(tgpy_request *request, const struct options *options)
         to->body = (tg_text){ PyBytes_AsString(options->body), (size_t)PyBytes_Size(options->body) };
     if (to->body.length > TG_BODY_BYTES_MAX)
         to->body.length = TG_BODY_BYTES_MAX;
+    if (!add_keys(request, options->keys))
+        return false;
     if (options->plan && !tgpy_text_argument(options->plan, "plan", &to->plan, &made))
         return false;
     if (!made)
@@ -614,7 +654,7 @@ judge_now(tgpy_state *state, const struct judges *judges, const tg_request *requ
 static PyObject *
 judge(tgpy_state *state, const struct judges *judges, tgpy_request *request, const struct options *options)
 {
-    if (request->unjudged || (!judges->gate && judges->limiter_count == 0)) {
+    if (request->unjudged || state->off || (!judges->gate && judges->limiter_count == 0)) {
         PyObject *made = unmatched(state);
         return judges->later ? tgpy_ready(state, made) : made;
     }
@@ -652,7 +692,7 @@ gate_judge(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *na
     if (!parse_options(state, args + count, names, &options))
         return NULL;
     PyObject *made = NULL;
-    if (gate->gate) {
+    if (gate->gate && !state->off) {
         tgpy_request request;
         struct judges judges;
         judges.owner = self;

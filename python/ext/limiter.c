@@ -245,8 +245,10 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
     PyObject *made = NULL;
     if (!parse_call(self, args, count, names, true, &call))
         goto done;
-    if (!self->limiter) {
-        made = Py_NewRef(self->off);
+    if (!self->limiter || self->state->off) {
+        const tg_rule *rules = NULL;
+        const size_t rule_count = self->limiter ? tg_limiter_rules(self->limiter, &rules) : 0;
+        made = self->limiter ? tgpy_decision_unasked(self->state, rules, rule_count) : Py_NewRef(self->off);
         goto done;
     }
     if (!tgpy_may_block(self->state, tg_limiter_store(self->limiter)))
@@ -409,7 +411,7 @@ ask(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, 
 {
     tgpy_limiter *self = of(object);
     tg_store *store = self->limiter ? tg_limiter_store(self->limiter) : NULL;
-    tgpy_loop *loop = store && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    tgpy_loop *loop = store && !self->state->off && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
     if (!loop)
         return PyErr_Occurred() ? NULL : tgpy_ready(self->state, waits(object, args, count, names));
     struct call call;
@@ -784,6 +786,9 @@ open_limiter(tgpy_limiter *self, const struct settings *given, const struct argu
         }
         clock = ((tgpy_clock *)given->clock)->clock;
         self->manual = true;
+    } else {
+        clock = tgpy_default_clock(self->state);
+        self->manual = clock != NULL;
     }
     bool enabled = allowed;
     if (given->enabled && given->enabled != Py_None) {

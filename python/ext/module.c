@@ -50,7 +50,7 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop)                                      \
+    X(answers_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock)                     \
     X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int
@@ -96,17 +96,17 @@ module_free(void *module)
 static PyMethodDef module_methods[] = {
     { FAST(judge_asgi), METH_FASTCALL | METH_KEYWORDS,
       "judge_asgi($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
-      "body=None, reads_body=False)\n--\n\n"
+      "body=None, reads_body=False, keys=None)\n--\n\n"
       "Judges an ASGI scope (http or websocket) under several limiters at once, all or nothing, each by its own `by`.\n\n"
       "route: the route's template. user: else scope[\"user\"] when authenticated. prior: judgements already made for this\n"
       "same request: what they charged is judged again but not charged again." },
     { FAST(judge_asgi_async), METH_FASTCALL | METH_KEYWORDS,
       "judge_asgi_async($module, limiters, scope, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
-      "body=None, reads_body=False)\n--\n\n"
+      "body=None, reads_body=False, keys=None)\n--\n\n"
       "judge_asgi() for async code: await it, once, for the Judgement." },
     { FAST(judge_wsgi), METH_FASTCALL | METH_KEYWORDS,
       "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
-      "body=None, reads_body=False)\n--\n\n"
+      "body=None, reads_body=False, keys=None)\n--\n\n"
       "As judge_asgi, of a WSGI environ. user: else REMOTE_USER." },
     { FAST(client_address), METH_FASTCALL,
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
@@ -121,12 +121,22 @@ static PyMethodDef module_methods[] = {
       "A function of a scope and a send that judges a request, for a middleware: the send of one that is let through, the\n"
       "Judgement of one that is not, None where the caller has to see to it." },
     { FAST(asgi_send), METH_FASTCALL,
-      "asgi_send($module, judgements, send, /)\n--\n\n"
+      "asgi_send($module, judgements, send, scope=..., /)\n--\n\n"
       "A `send` for an ASGI application: calls `send`, and puts the fields of the judgements that the list holds by then on\n"
       "the message that opens the answer, in place of fields of the same name. The message itself is not changed." },
     { "shown", tgpy_shown, METH_O,
       "shown($module, judgements, /)\n--\n\n"
       "The judgement of a list whose fields a client sees: the tightest, by the smallest remaining, then the longest reset." },
+    { FAST(store_metrics), METH_FASTCALL,
+      "store_metrics($module, limiter_or_gate, format, /)\n--\n\n"
+      "What all processes have counted in its store, as \"text\", \"json\" or \"prometheus\"; as `tidegate stats`." },
+    { "use_clock", tgpy_use_clock, METH_O,
+      "use_clock($module, clock, /)\n--\n\n"
+      "The clock of every Limiter and Gate made from now on that names none; None: the store's own. Gives the one before.\n"
+      "For tests: see tidegate.pytest_plugin." },
+    { "switch_off", tgpy_switch_off, METH_O,
+      "switch_off($module, off, /)\n--\n\n"
+      "While True everything is let through and no store is asked, whatever has been made. Gives what it was. For tests." },
     { FAST(hit_within), METH_FASTCALL | METH_KEYWORDS,
       "hit_within($module, limiter, patience_us, /, *parts, cost=1, dims=None)\n--\n\n"
       "A hit that on buckets may wait for so many microseconds: when allowed, its `delay` says how long it has to." },

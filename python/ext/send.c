@@ -233,24 +233,34 @@ with_fields(tgpy_state *state, PyObject *judgements, PyObject *message)
     return copy;
 }
 
-/* What asgi_send() gives: `self` is (judgements, send, module). */
+/* What asgi_send() gives: `self` is (judgements, send, module, scope). Where a limit is charged by outcome it has left
+ * scope["tidegate_settle"], which is told what is answered and then sends it. */
 static PyObject *
 send_message(PyObject *self, PyObject *message)
 {
-    PyObject *out = with_fields(PyModule_GetState(PyTuple_GetItem(self, 2)), PyTuple_GetItem(self, 0), message);
-    PyObject *sent = out ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 1), out, NULL) : NULL;
+    tgpy_state *state = PyModule_GetState(PyTuple_GetItem(self, 2));
+    PyObject *scope = PyTuple_GetItem(self, 3), *send = PyTuple_GetItem(self, 1), *sent = NULL;
+    PyObject *out = with_fields(state, PyTuple_GetItem(self, 0), message);
+    PyObject *settle = out && scope != Py_None ? PyDict_GetItemWithError(scope, state->names[NAME_tidegate_settle]) : NULL;
+    if (settle) {
+        Py_INCREF(settle); /* it may take itself out of the scope */
+        sent = PyObject_CallFunctionObjArgs(settle, out, send, NULL);
+        Py_DECREF(settle);
+    } else if (out && !PyErr_Occurred()) {
+        sent = PyObject_CallFunctionObjArgs(send, out, NULL);
+    }
     Py_XDECREF(out);
     return sent;
 }
 
 PyObject *
-tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send)
+tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send, PyObject *scope)
 {
     /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
     static PyMethodDef definition = { "send", send_message, METH_O,
                                       "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens "
                                       "an answer." };
-    PyObject *self = PyTuple_Pack(3, judgements, send, module);
+    PyObject *self = PyTuple_Pack(4, judgements, send, module, scope);
     PyObject *bound = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
     Py_XDECREF(self);
     return bound;
@@ -259,9 +269,9 @@ tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send)
 PyObject *
 tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    if (count == 2 && PyList_Check(args[0]) && PyCallable_Check(args[1]))
-        return tgpy_bind_send(module, args[0], args[1]);
-    PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement and a callable");
+    if ((count == 2 || (count == 3 && PyDict_Check(args[2]))) && PyList_Check(args[0]) && PyCallable_Check(args[1]))
+        return tgpy_bind_send(module, args[0], args[1], count == 3 ? args[2] : Py_None);
+    PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement, a callable and perhaps a scope");
     return NULL;
 }
 

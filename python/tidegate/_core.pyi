@@ -247,6 +247,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
     def judge_asgi_async(
         self,
@@ -260,6 +261,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,
         reads_body: bool = False,
+        keys: dict[str, str] | None = None,
     ) -> Awaitable[Judgement]: ...
     def judge_wsgi(
         self,
@@ -273,6 +275,7 @@ class Gate:
         plan: str | None = None,
         body: bytes | None = None,  # as read when `needs_body` said so
         reads_body: bool = False,  # True: you do what `needs_body` says
+        keys: dict[str, str] | None = None,  # what `key:NAME` stands for
     ) -> Judgement: ...
     def __reduce__(self) -> NoReturn: ...
 
@@ -288,6 +291,7 @@ def judge_asgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
 def judge_asgi_async(
     limiters: Sequence[Limiter],
@@ -301,6 +305,7 @@ def judge_asgi_async(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Awaitable[Judgement]: ...
 def judge_wsgi(
     limiters: Sequence[Limiter],
@@ -314,6 +319,7 @@ def judge_wsgi(
     plan: str | None = None,
     body: bytes | None = None,
     reads_body: bool = False,
+    keys: dict[str, str] | None = None,
 ) -> Judgement: ...
 def client_address(scope_or_environ: Mapping[str, Any], limiter_or_gate: Limiter | Gate, /) -> str: ...
 @final
@@ -325,8 +331,13 @@ class Answers:
 
 def asgi_hit(limiter: Limiter, cost: int, by_route: bool, /) -> Callable[[Any], Decision | Judgement | None]: ...
 def asgi_enter(gate: Gate, tells_user: bool, /) -> Callable[[Any, Any], Callable[[Any], Awaitable[None]] | Judgement | None]: ...
-def asgi_send(judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], /) -> Callable[[Any], Awaitable[None]]: ...
+def asgi_send(
+    judgements: list[Judgement], send: Callable[[Any], Awaitable[None]], scope: dict[str, Any] = ..., /
+) -> Callable[[Any], Awaitable[None]]: ...
 def shown(judgements: list[Judgement], /) -> Judgement: ...
+def store_metrics(limiter_or_gate: Limiter | Gate, format: str, /) -> str: ...
+def use_clock(clock: ManualClock | None, /) -> ManualClock | None: ...
+def switch_off(off: bool, /) -> bool: ...
 def hit_within(
     limiter: Limiter, patience_us: int, /, *parts: _Part, cost: int = 1, dims: _Dims | None = None
 ) -> Decision: ...

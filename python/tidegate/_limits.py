@@ -5,13 +5,25 @@ Must not enter: frameworks, requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import sys
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 from tidegate._core import ConfigError, Gate, Limiter, ManualClock
+from tidegate._outcome import ChargeWhen, check_charge_when
 
 # The route of what has none: unknown URLs, mostly. They share one bucket, so a scanner is no freer than a client.
 UNROUTED = "(unrouted)"
 COST_MAX = 10_000_000_000
+TEXTS_MAX = 1024  # limiters kept for the texts that a callable has answered with
+
+# What a face may be told by asking: a callable, whose arguments are the face's to say, sync or async.
+Asked: TypeAlias = Callable[..., Any]
+Kind: TypeAlias = str | Asked
 
 
 def check_cost(cost: int) -> int:
@@ -58,15 +70,45 @@ def rules_of_numbers(limit: int | None, window_seconds: float | None) -> str:
     return f"{limit}/{milliseconds}ms"
 
 
-def dimensions(by: str | Sequence[str]) -> list[str]:
-    """`by` as the list of its dimensions."""
-    entries = [by] if isinstance(by, str) else list(by)
+def dimensions(by: Kind | Sequence[Kind]) -> tuple[list[str], dict[str, Asked]]:
+    """`by` as the list of its dimensions, and the callables among them under the name that they are counted by: a callable
+    `tenant` is the kind "key:tenant", in every process."""
+    entries = [by] if isinstance(by, str) or callable(by) else list(by)
+    texts: list[str] = []
+    asked: dict[str, Asked] = {}
     for entry in entries:
-        if not isinstance(entry, str):
-            raise TypeError(f"by must be a str or a sequence of str, but holds {type(entry).__name__}")
-    if not entries:
+        if isinstance(entry, str):
+            texts.append(entry)
+        elif callable(entry):
+            name = key_name(entry, asked)
+            asked[name] = entry
+            texts.append("key:" + name)
+        else:
+            raise TypeError(f"by must be a str, a callable or a sequence of them, but holds {type(entry).__name__}")
+    if not texts:
         raise ConfigError('by must name who is counted, such as "ip" or ["ip", "user"], but is empty')
-    return entries
+    return texts, asked
+
+
+def key_name(function: Asked, taken: dict[str, Asked]) -> str:
+    name = str(getattr(function, "__name__", type(function).__name__))
+    name = "".join(letter if letter.isalnum() or letter in "_-." else "" for letter in name)[:40] or "key"
+    number, unique = 1, name
+    while unique in taken:
+        number += 1
+        unique = f"{name}-{number}"
+    return unique
+
+
+def key_text(name: str, answer: object) -> str:
+    """What a callable in `by` answered, as a part of the identity; None and "": there is none."""
+    if answer is None:
+        return ""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return str(answer)
+    raise TypeError(f"{name}() in by= must answer with str, int or None, but gave {type(answer).__name__}")
 
 
 def joined_with_route(entry: str) -> str:
@@ -92,6 +134,56 @@ def names_kind(by: Sequence[str], wanted: str) -> bool:
     )
 
 
+def with_window(limit: Asked, window_seconds: float | None) -> Asked:
+    """limit= as a callable, with window_seconds=: the rules as a callable of the same arguments."""
+
+    @functools.wraps(limit)
+    def rules(*arguments: Any, **named: Any) -> Any:
+        answer = limit(*arguments, **named)
+        if inspect.isawaitable(answer):
+            return _later(answer, window_seconds)
+        return rules_of_numbers(answer, window_seconds)
+
+    return rules
+
+
+async def _later(answer: Awaitable[Any], window_seconds: float | None) -> str:
+    return rules_of_numbers(await answer, window_seconds)
+
+
+def _inside_a_request() -> bool:
+    """Whether an ASGI request is being served further up, or a WSGI one, or this is a thread that a server lends to
+    endpoints. Looked for where a limit is made, which is once."""
+    if threading.current_thread().name == "AnyIO worker thread":
+        return True
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name in ("__call__", "wsgi_app", "run_asgi"):
+            scope, environ = frame.f_locals.get("scope"), frame.f_locals.get("environ")
+            if isinstance(scope, dict) and scope.get("type") in ("http", "websocket"):
+                return True
+            if isinstance(environ, dict) and "REQUEST_METHOD" in environ:
+                return True
+    return False
+
+
+def _warn_in_a_request() -> None:
+    """A limit made while a request is served opens its store for that request, and whatever is wrong with it is only
+    found then. The warning stands at the line that makes it."""
+    if not _inside_a_request():
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tidegate":
+        frame = frame.f_back
+        level += 1
+    warnings.warn(
+        "a limit is made while a request is served: make it once, where the module or the application is made",
+        RuntimeWarning,
+        stacklevel=level,
+    )
+
+
 class Needs:
     """What the policies of a gate ask a face to find out. Looked up once for each generation of the file."""
 
@@ -106,20 +198,24 @@ class Needs:
 class Limit:
     """One use of `rate_limit(...)`: its limiter, and what a face has to find out before it can ask it."""
 
-    __slots__ = ("limiters", "cost", "by", "needs_route", "needs_user")
+    __slots__ = (
+        "limiters", "cost", "by", "needs_route", "needs_user", "keys", "cost_of", "rules_of", "charge_when", "_made",
+        "_by_text", "__weakref__",
+    )  # fmt: skip
 
     def __init__(
         self,
-        rules: str | None,
+        rules: str | Asked | None,
         *,
-        limit: int | None = None,
+        limit: int | Asked | None = None,
         window_seconds: float | None = None,
-        by: str | Sequence[str] | None = None,
+        by: Kind | Sequence[Kind] | None = None,
         name: str | None = None,
         prefix: str | None = None,
         policy: str | None = None,
         algorithm: str | None = None,
-        cost: int = 1,
+        cost: int | Asked = 1,
+        charge_when: ChargeWhen | None = None,
         store: str | None = None,
         clock: ManualClock | None = None,
         namespace: str | None = None,
@@ -134,11 +230,24 @@ class Limit:
         enabled: bool | None = None,
         scoped: bool = True,
     ) -> None:
-        self.cost = check_cost(cost)
+        self.cost_of: Asked | None = cost if callable(cost) else None
+        self.cost = 1 if callable(cost) else check_cost(cost)
+        check_charge_when(charge_when)
+        self.charge_when = charge_when
+        self.keys: dict[str, Asked] = {}
+        self.rules_of: Asked | None = None
+        self._by_text: dict[str, tuple[Limiter, ...]] = {}
+        _warn_in_a_request()
         if limit is not None or window_seconds is not None:
             if rules is not None:
                 raise ConfigError("the limit is given twice: as rules and as limit=, window_seconds=")
-            rules = rules_of_numbers(limit, window_seconds)
+            if callable(limit):
+                rules_of_numbers(1, window_seconds)  # what is wrong with the window is wrong now
+                rules = with_window(limit, window_seconds)
+            else:
+                rules = rules_of_numbers(limit, window_seconds)
+        if callable(rules):
+            self.rules_of = rules
         if policy is not None:
             self._refuse_with_policy(
                 rules=rules,
@@ -170,14 +279,15 @@ class Limit:
                 "name= and prefix= exclude each other: name= is one count for all its uses, "
                 "prefix= one for each route under it"
             )
-        self.by = dimensions("ip" if by is None else by)
+        self.by, self.keys = dimensions("ip" if by is None else by)
         if scoped and name is None:
             self.by = [joined_with_route(entry) for entry in self.by]
         self.needs_route = names_kind(self.by, "route")
         self.needs_user = names_kind(self.by, "user")
-        self.limiters = (
-            Limiter(
-                rules,
+
+        def made(text: str) -> Limiter:
+            return Limiter(
+                text,
                 name=prefix if name is None else name,
                 by=self.by,
                 algorithm=algorithm,
@@ -192,8 +302,27 @@ class Limit:
                 missing_identity=missing_identity or "reject 401",
                 timeout=timeout,
                 enabled=enabled,
-            ),
-        )
+            )
+
+        self._made = made
+        # Where the rules are asked for, this one only says now what is wrong with all the rest.
+        self.limiters = (made("1/day" if callable(rules) else rules),)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a request cannot be judged before somebody has been asked."""
+        return bool(self.keys) or self.cost_of is not None or self.rules_of is not None
+
+    def limiters_for(self, text: object) -> tuple[Limiter, ...]:
+        """Those of the rules that a callable has answered with; what was used stays used where only a number differs."""
+        if not isinstance(text, str):
+            raise TypeError(f"a callable for the rules must answer with str, but gave {type(text).__name__}")
+        found = self._by_text.get(text)
+        if found is None:
+            if len(self._by_text) >= TEXTS_MAX:
+                self._by_text.clear()
+            found = self._by_text[text] = (self._made(text),)
+        return found
 
     @property
     def limiter(self) -> Limiter:

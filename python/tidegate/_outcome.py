@@ -6,9 +6,10 @@ enter: frameworks.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from tidegate._core import Decision, StoreError
@@ -92,21 +93,13 @@ def give_back(pending: Iterable[Pending], response: Any) -> None:
     """Gives back what should not have been taken. Raises nothing: a store's trouble is logged where it began."""
     for one in pending:
         if not one.counts(response):
-            try:
+            with contextlib.suppress(StoreError):
                 one.decision.refund()
-            except StoreError:
-                pass
 
 
 async def give_back_async(pending: Iterable[Pending], response: Any) -> None:
-    """The same without holding an event loop: a store that has to be asked over a network is awaited."""
-    for one in pending:
-        if not one.counts(response):
-            refund: Callable[[], Awaitable[None]] | None = getattr(one.decision, "refund_async", None)
-            try:
-                if refund is None:
-                    one.decision.refund()
-                else:
-                    await refund()
-            except StoreError:
-                pass
+    """The same without holding an event loop. All are begun at once: a task that is cancelled here has given back all the
+    same."""
+    for begun in [one.decision.refund_async() for one in pending if not one.counts(response)]:
+        with contextlib.suppress(StoreError):
+            await begun

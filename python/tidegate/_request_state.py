@@ -20,6 +20,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "tidegate"
+SETTLE_KEY = "tidegate_settle"  # in a scope: what is told the answer before it is sent
 
 
 # The judgements of one request in the order they were made; after a refusal only that. A plain list, because one is

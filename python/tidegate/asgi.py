@@ -15,9 +15,11 @@ from typing import Any
 
 from tidegate._core import Gate, Judgement, ManualClock, asgi_enter, asgi_send
 from tidegate._limits import UNROUTED, user_text
+from tidegate._outcome import Outcome, Pending, give_back_async
 from tidegate._request_state import (
     BODY_BYTES_MAX,
     SCOPE_KEY,
+    SETTLE_KEY,
     App,
     Message,
     Receive,
@@ -84,7 +86,7 @@ class TidegateMiddleware:
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
             state = scope[SCOPE_KEY] = []
-            send = asgi_send(state, send)
+            send = asgi_send(state, send, scope if isinstance(scope, dict) else {})
         asks: dict[str, Any] = {"reads_body": True}
         if self.gate.names("route"):
             asks["route"] = route_ahead(self.app, scope)
@@ -165,12 +167,42 @@ def with_loopback_client(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {**scope, "client": ("127.0.0.1", 50000)}
 
 
+async def ask(function: Callable[[Any], Any], asked: Any) -> Any:
+    """The answer of a callable, sync or async."""
+    answer = function(asked)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
 async def ask_user(user: Callable[[Any], Any], asked: Any) -> str | None:
     """The answer of a `user=` callable, sync or async."""
-    answer = user(asked)
-    if inspect.isawaitable(answer):
-        answer = await answer
-    return user_text(answer)
+    return user_text(await ask(user, asked))
+
+
+class _Settle:
+    """What the compiled send calls in place of `send` while a limit waits to be told what is answered."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.pending: list[Pending] = []
+
+    async def __call__(self, message: Message, send: Send) -> None:
+        kind = message["type"]
+        status = (
+            int(message["status"]) if kind in ("http.response.start", "websocket.http.response.start")
+            else 101 if kind == "websocket.accept" else 403 if kind == "websocket.close" else 0
+        )  # fmt: skip
+        if status:
+            self.scope.pop(SETTLE_KEY, None)  # what follows goes straight to the server
+            await give_back_async(self.pending, Outcome(status, message.get("headers", ())))
+        await send(message)
+
+
+def charge_by_outcome(scope: Scope, pending: Pending) -> None:
+    """Sees to it that this one is told what is answered. There has to be a send of asgi_send() around the application."""
+    settle: _Settle | None = scope.get(SETTLE_KEY)
+    if settle is None:
+        settle = scope[SETTLE_KEY] = _Settle(scope)
+    settle.pending.append(pending)
 
 
 def route_ahead(app: Any, scope: Mapping[str, Any]) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Depends, Request, Response, WebSocket
@@ -23,24 +24,42 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocketState
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi_async, shown
-from tidegate._limits import UNROUTED, Limit, user_text
-from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, BareState, RequestState, Scope, message_of, refused_async
+from tidegate._limits import UNROUTED, Asked, Kind, Limit, check_cost, key_text, user_text
+from tidegate._openapi import describe
+from tidegate._outcome import ChargeWhen, Pending
+from tidegate._request_state import (
+    BODY_BYTES_MAX,
+    SCOPE_KEY,
+    BareState,
+    Message,
+    RequestState,
+    Scope,
+    message_of,
+    refused_async,
+)
 from tidegate._routes import route_template
 from tidegate.asgi import (
     PlanOf,
     TidegateMiddleware,
     UserOf,
-    ask_user,
+    ask,
+    charge_by_outcome,
     close_reason,
     is_test_client,
     with_loopback_client,
 )
 
-__all__ = ["RateLimit", "RateLimited", "TidegateMiddleware", "install", "rate_limit", "user_rate_limit"]
+__all__ = [
+    "MessageLimit", "RateLimit", "RateLimited", "TidegateMiddleware", "install", "message_limit", "rate_limit",
+    "user_rate_limit",
+]  # fmt: skip
 
 User = str | int | None
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+log = logging.getLogger("tidegate")
 
 
 class RateLimited(HTTPException):
@@ -59,6 +78,9 @@ async def _answer(conn: HTTPConnection, error: Exception) -> Response | None:
     """The handler of RateLimited: the same bytes as every other face, also before a WebSocket is accepted."""
     assert isinstance(error, RateLimited)
     if isinstance(conn, WebSocket):
+        if conn.application_state is not WebSocketState.CONNECTING:
+            await conn.close(1008, close_reason(error.judgement))  # accepted already: by an endpoint that asks itself
+            return None
         if "websocket.http.response" not in (conn.scope.get("extensions") or {}):
             await conn.close(1008, close_reason(error.judgement))
             return None
@@ -89,30 +111,45 @@ def _never(scope: Scope) -> None:
     """Stands for asgi_hit where Python has something to find out first."""
 
 
+_said_bare: list[bool] = []  # once a process
+
+
 class RateLimit:
     """What rate_limit(...) makes: a dependency that keeps its identity, so that `app.dependency_overrides[it]` works.
 
     enabled   set it to False and it lets everything through without asking the store
     """
 
-    __slots__ = ("limit", "_enabled", "_hit", "_simple", "_user", "_free", "__signature__", "__weakref__")
+    __slots__ = (
+        "limit", "_enabled", "_hit", "_simple", "_user", "_free", "_asked", "_exempt", "__signature__", "__weakref__",
+    )  # fmt: skip
 
     def __init__(self, limit: Limit, user: Callable[..., Any] | None = None) -> None:
         self.limit = limit
-        self._user = user
         self._free: Decision | None = None
-        self._simple: Any = _never if user is not None else asgi_hit(limit.limiter, limit.cost, limit.needs_route)
+        self._exempt: set[Any] = set()
+        simple = user is None and not limit.asks
+        hit: Any = asgi_hit(limit.limiter, limit.cost, limit.needs_route) if simple else _never
+        self._simple = hit if limit.charge_when is None or not simple else self._hit_by_outcome(hit)
         self.enabled = True
         parameters = [
             inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection),
             inspect.Parameter("response", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Response),
         ]
-        if user is not None and not _takes_connection(user):
-            # It has parameters of its own: FastAPI finds them, and asks once for all who depend on it.
+        # What is asked with the connection; the others have parameters of their own: FastAPI finds them, and asks once
+        # for all who depend on them.
+        self._asked: dict[str, Asked] = {}
+        wanted: dict[str, Asked | None] = {"user": user, "cost": limit.cost_of, "rules": limit.rules_of}
+        wanted.update({f"key_{number}": function for number, function in enumerate(limit.keys.values())})
+        for name, function in wanted.items():
+            if function is None:
+                continue
+            if _takes_connection(function):
+                self._asked[name] = function
+                continue
             parameters.append(
-                inspect.Parameter("user", inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=Depends(user))
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=Depends(function))
             )
-            self._user = None
         self.__signature__ = inspect.Signature(parameters)
 
     @property
@@ -128,24 +165,58 @@ class RateLimit:
     @enabled.setter
     def enabled(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._hit: Any = self._simple if enabled else _never
+        self._hit: Any = _never if not enabled else self._hit_unless_exempt if self._exempt else self._simple
+
+    def exempt(self, endpoint: Endpoint) -> Endpoint:
+        """Leaves an endpoint out of this limit, for one that a router or an application has for all of its routes. Below
+        the route's decorator or above, any endpoint that FastAPI takes."""
+        self._exempt.add(endpoint)
+        self.enabled = self._enabled
+        return endpoint
+
+    def _hit_by_outcome(self, hit: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
+        def hit_by_outcome(scope: Scope) -> Any:
+            got = hit(scope)
+            if got.__class__ is Decision:
+                self._charge_by_outcome(scope, got)
+            return got
+
+        return hit_by_outcome
+
+    def _hit_unless_exempt(self, scope: Scope) -> Any:
+        return self._unasked() if scope.get("endpoint") in self._exempt else self._simple(scope)
+
+    def _charge_by_outcome(self, scope: Scope, decision: Decision) -> None:
+        assert self.limit.charge_when is not None
+        if scope[SCOPE_KEY].__class__ is BareState:
+            if not _said_bare:
+                _said_bare.append(True)
+                log.warning(
+                    "charge_when= cannot see the answers of an application without install(app): every request counts"
+                )
+            return
+        charge_by_outcome(scope, Pending(decision, self.limit.charge_when))
 
     @property
     def limiter(self) -> Limiter:
-        """For a look at the count, or to reset it."""
+        """For a look at the count, or to reset it. Where the rules are a callable's, limiter_for() has theirs."""
         return self.limit.limiter
+
+    def limiter_for(self, rules: str) -> Limiter:
+        """The limiter of one of the rules that a callable answers with."""
+        return self.limit.limiters_for(rules)[0]
 
     def __repr__(self) -> str:
         return f"<rate_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
 
-    async def __call__(self, conn: HTTPConnection, response: Response, *, user: Any = None) -> Decision:
+    async def __call__(self, conn: HTTPConnection, response: Response, **told: Any) -> Decision:
         got = self._hit(conn.scope)
         if got.__class__ is Decision:
             return got
-        return await self._otherwise(conn, response, user, got)
+        return await self._otherwise(conn, response, told, got)
 
     async def _otherwise(
-        self, conn: HTTPConnection, response: Response, user: Any, judgement: Judgement | None
+        self, conn: HTTPConnection, response: Response, told: dict[str, Any], judgement: Judgement | None
     ) -> Decision:
         """Whatever is not simply let through."""
         if not self._enabled:
@@ -154,30 +225,38 @@ class RateLimit:
         state: RequestState | None = scope.get(SCOPE_KEY)
         if state is None:
             state = scope[SCOPE_KEY] = BareState()
-        if self._user is not None:
-            user = await ask_user(self._user, conn)
-        elif user is not None:
-            user = user_text(user)
+        for name, function in self._asked.items():
+            told[name] = await ask(function, conn)
+        user = user_text(told.get("user"))
+        keys = {name: key_text(name, told[f"key_{number}"]) for number, name in enumerate(self.limit.keys)} or None
         route = (route_template(scope) or UNROUTED) if self.limit.needs_route else None
         # HEAD is answered by what answers GET: the same work, so the same count.
         judged: Mapping[str, Any] = scope if scope.get("method") != "HEAD" else {**scope, "method": "GET"}
-        ask = functools.partial(
-            judge_asgi_async, self.limit.limiters, route=route, user=user, cost=self.limit.cost, prior=state
+        judges = functools.partial(
+            judge_asgi_async,
+            self.limit.limiters if self.limit.rules_of is None else self.limit.limiters_for(told["rules"]),
+            route=route,
+            user=user,
+            cost=self.limit.cost if self.limit.cost_of is None else check_cost(told["cost"]),
+            keys=keys,
+            prior=state,
         )
         if judgement is None:
-            judgement = await ask(judged, reads_body=True)
+            judgement = await judges(judged, reads_body=True)
         if judgement.missing == "ip" and is_test_client(scope):
             judged = with_loopback_client(judged)
-            judgement = await ask(judged, reads_body=True)
+            judgement = await judges(judged, reads_body=True)
         if judgement.needs_body:
             state.append(judgement)
             judged, body = await _with_body(conn, judged)
-            judgement = await ask(judged, body=body)
+            judgement = await judges(judged, body=body)
         if judgement.status:
             await refused_async(state, judgement)
             _make_answerable(scope)
             raise RateLimited(judgement)
         state.append(judgement)
+        if self.limit.charge_when is not None:
+            self._charge_by_outcome(scope, judgement.decision)
         if isinstance(state, BareState):
             # Without install(): FastAPI merges these into what it builds itself, not into an own Response.
             for name, value in shown(state).fields_text:
@@ -221,16 +300,17 @@ def _takes_connection(user: Callable[..., Any]) -> bool:
 
 
 def rate_limit(
-    rules: str | None = None,
+    rules: str | Callable[..., str | Awaitable[str]] | None = None,
     *,
-    limit: int | None = None,
+    limit: int | Callable[..., int | Awaitable[int]] | None = None,
     window_seconds: float | None = None,
-    by: str | Sequence[str] | None = None,
+    by: Kind | Sequence[Kind] | None = None,
     name: str | None = None,
     prefix: str | None = None,
     policy: str | None = None,
     algorithm: str | None = None,
-    cost: int = 1,
+    cost: int | Callable[..., int | Awaitable[int]] = 1,
+    charge_when: ChargeWhen | None = None,
     user: Callable[..., User | Awaitable[User]] | None = None,
     store: str | None = None,
     clock: ManualClock | None = None,
@@ -248,35 +328,41 @@ def rate_limit(
     """A dependency that limits whatever depends on it: a route, a router, an application; HTTP and WebSocket.
 
     rules    "10/second; 1000/hour"; or limit= units per window_seconds=
-    by       who is counted: "ip" (default), "user", "header:X-Api-Key", "ip+user", "user|ip", or a list of dimensions
+    by       who is counted: "ip" (default), "user", "header:X-Api-Key", "ip+user", "user|ip", a callable, or a list of
+             dimensions
     name     all uses of that name share one count. Without it each route (method and template) has its own;
     prefix   the same, under this name
     policy   a policy of the rules file (config=, else TIDEGATE_CONFIG), which then says everything else
     cost     units that one request takes
-    user     callable -> the user's id or None: takes the connection, or whatever FastAPI can inject
+    charge_when   callable(response) -> whether a request that was answered so counts; needs install(app). It is judged
+             and charged before it goes on, and gets back what it took, so the limit is exact whatever asks meanwhile
+    user     callable -> the user's id or None
 
-    The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
+    rules, limit, by, cost and user may be callables, sync or async, that take the connection, or whatever FastAPI can
+    inject; they are asked for each request. The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
     TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
     whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
-        algorithm=algorithm, cost=cost, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
-        client_header=client_header, user_header=user_header, on_store_failure=on_store_failure, on_full=on_full,
-        missing_identity=missing_identity, timeout=timeout, config=config, enabled=enabled,
+        algorithm=algorithm, cost=cost, charge_when=charge_when, store=store, clock=clock, namespace=namespace,
+        trusted_proxies=trusted_proxies, client_header=client_header, user_header=user_header,
+        on_store_failure=on_store_failure, on_full=on_full, missing_identity=missing_identity, timeout=timeout,
+        config=config, enabled=enabled,
     )  # fmt: skip
     return RateLimit(made, user if made.needs_user else None)
 
 
 def user_rate_limit(
-    rules: str | None = None,
+    rules: str | Callable[..., str | Awaitable[str]] | None = None,
     *,
-    limit: int | None = None,
+    limit: int | Callable[..., int | Awaitable[int]] | None = None,
     window_seconds: float | None = None,
     name: str | None = None,
     prefix: str | None = None,
     algorithm: str | None = None,
-    cost: int = 1,
+    cost: int | Callable[..., int | Awaitable[int]] = 1,
+    charge_when: ChargeWhen | None = None,
     user: Callable[..., User | Awaitable[User]] | None = None,
     store: str | None = None,
     clock: ManualClock | None = None,
@@ -291,10 +377,112 @@ def user_rate_limit(
     """As rate_limit, by the signed-in user; a request without one is answered with 401."""
     return rate_limit(
         rules, limit=limit, window_seconds=window_seconds, by="user", name=name, prefix=prefix, algorithm=algorithm,
-        cost=cost, user=user, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
-        user_header=user_header, on_store_failure=on_store_failure, on_full=on_full, missing_identity="reject 401",
-        timeout=timeout, enabled=enabled,
+        cost=cost, charge_when=charge_when, user=user, store=store, clock=clock, namespace=namespace,
+        trusted_proxies=trusted_proxies, user_header=user_header, on_store_failure=on_store_failure, on_full=on_full,
+        missing_identity="reject 401", timeout=timeout, enabled=enabled,
     )  # fmt: skip
+
+
+class MessageLimit:
+    """What message_limit(...) makes: a dependency of a WebSocket route that counts the messages it receives.
+
+    enabled   set it to False and it lets everything through without asking the store
+    """
+
+    __slots__ = ("limit", "enabled", "close_code", "_asked", "__signature__", "__weakref__")
+
+    def __init__(self, limit: Limit, user: Callable[..., Any] | None, close_code: int) -> None:
+        self.limit = limit
+        self.enabled = True
+        self.close_code = close_code
+        self._asked = user
+        parameters = [
+            inspect.Parameter("socket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=WebSocket),
+        ]
+        if user is not None and not _takes_connection(user):
+            parameters.append(
+                inspect.Parameter("user", inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=Depends(user))
+            )
+            self._asked = None
+        self.__signature__ = inspect.Signature(parameters)
+
+    @property
+    def limiter(self) -> Limiter:
+        """For a look at the count, or to reset it."""
+        return self.limit.limiter
+
+    def __repr__(self) -> str:
+        return f"<message_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
+
+    async def __call__(self, socket: WebSocket, user: Any = None) -> None:
+        if self._asked is not None:
+            user = await ask(self._asked, socket)
+        scope: Mapping[str, Any] = socket.scope
+        if is_test_client(scope):
+            scope = with_loopback_client(scope)
+        asks: dict[str, Any] = {
+            "route": (route_template(socket.scope) or UNROUTED) if self.limit.needs_route else None,
+            "user": user_text(user),
+            "cost": self.limit.cost,
+        }
+        receive = socket._receive
+
+        async def counted() -> Message:
+            message = await receive()
+            if message["type"] != "websocket.receive" or not self.enabled:
+                return message
+            judgement = await judge_asgi_async(self.limit.limiters, scope, **asks)
+            if judgement.status == 0:
+                return message
+            if socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(self.close_code, close_reason(judgement))
+            # To the endpoint the client has gone: it ends as it would then.
+            return {"type": "websocket.disconnect", "code": self.close_code, "reason": close_reason(judgement)}
+
+        socket._receive = counted
+
+
+def message_limit(
+    rules: str | None = None,
+    *,
+    limit: int | None = None,
+    window_seconds: float | None = None,
+    by: str | Sequence[str] | None = None,
+    name: str | None = None,
+    prefix: str | None = None,
+    algorithm: str | None = None,
+    cost: int = 1,
+    user: Callable[..., User | Awaitable[User]] | None = None,
+    close_code: int = 1008,
+    store: str | None = None,
+    clock: ManualClock | None = None,
+    namespace: str | None = None,
+    trusted_proxies: Sequence[str] | None = None,
+    client_header: str | None = None,
+    user_header: str | None = None,
+    on_store_failure: str | None = None,
+    on_full: str | None = None,
+    missing_identity: str | None = None,
+    timeout: float = 0.05,
+    enabled: bool | None = None,
+) -> MessageLimit:
+    """A dependency of a WebSocket route that limits the messages it receives; rate_limit() limits the handshakes.
+
+    The message over the limit closes the socket with `close_code` (1008: policy violation, RFC 6455 7.4.1; 1013: try
+    again later) and a reason that tells how long to wait; to the endpoint the client has gone, as WebSocketDisconnect.
+    The arguments are those of rate_limit, and so is what raises here.
+    """
+    if not (close_code == 1008 or 1011 <= close_code <= 1014 or 3000 <= close_code <= 4999):
+        raise ValueError(f"close_code must be 1008, 1011 to 1014 or 3000 to 4999 (RFC 6455 7.4), but is {close_code}")
+    made = Limit(
+        rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix if name or prefix else "messages",
+        algorithm=algorithm, cost=cost, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
+        client_header=client_header, user_header=user_header, on_store_failure=on_store_failure, on_full=on_full,
+        missing_identity=missing_identity, timeout=timeout, enabled=enabled,
+    )  # fmt: skip
+    if made.asks:
+        raise TypeError("message_limit() takes texts and numbers, no callables but user=: it is asked for each message")
+    return MessageLimit(made, user if made.needs_user else None, close_code)
 
 
 def install(
@@ -307,6 +495,7 @@ def install(
     timeout: float = 0.05,
     user: UserOf | None = None,
     plan: PlanOf | None = None,
+    openapi: bool = True,
 ) -> Gate | None:
     """Puts the limits' fields on every answer of the application: own responses, streams, errors, 422, mounted
     applications; and gives refusals one body everywhere. Call it before the first request.
@@ -315,6 +504,7 @@ def install(
                    fields are on refusals and scope["user"] is known. The gate in force is returned.
     user           for that gate: callable(scope) -> the user's id or None
     plan           likewise: callable(scope) -> the name of the client's plan or None
+    openapi        the schema of a FastAPI application tells of 429, its body and its fields where a route has a limit
     """
     if app.middleware_stack is not None:
         raise RuntimeError("install(app) comes before the application's first request")
@@ -323,6 +513,8 @@ def install(
     if gate is not None:
         app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user, plan=plan))
     app.exception_handlers.setdefault(RateLimited, _answer)
+    if openapi:
+        describe(app, lambda call: isinstance(call, RateLimit))
     build = app.build_middleware_stack
     if not isinstance(build, _Build):
         setattr(app, "build_middleware_stack", _Build(build))

@@ -11,19 +11,23 @@ See docs/flask.md. Must not enter: addresses, keys, numbers; those are the compi
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, Request, Response, after_this_request, current_app, g, request, request_started
 from werkzeug.exceptions import HTTPException, default_exceptions
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
-from tidegate._limits import UNROUTED, Limit, Needs, user_text
+from tidegate._flask_commands import commands
+from tidegate._limits import UNROUTED, Kind, Limit, Needs, check_cost, key_text, user_text
+from tidegate._outcome import ChargeWhen, Pending, give_back
 from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, message_of, refused, settle
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
@@ -32,7 +36,10 @@ User = str | int | None
 Function = TypeVar("Function", bound=Callable[..., Any])
 Exempted = TypeVar("Exempted", Callable[..., Any], Blueprint)
 
+log = logging.getLogger("tidegate")
+
 _STATE = "_tidegate"
+_PENDING = "_tidegate_pending"  # on a request: what is still to be told how it was answered
 _ENFORCES = "__tidegate_enforces__"  # on a wrapper: the limits it checks
 _WANTED = "__tidegate_wanted__"  # on a function as written: the limits somebody decorated it with
 _EXEMPT = "__tidegate_exempt__"  # on a view: the Tidegate objects that leave it alone
@@ -108,13 +115,15 @@ def _signed_in() -> str | None:
     return user_text(get_id() if callable(get_id) else getattr(user, "id", None))
 
 
-def _user_of(user: Callable[[], Any] | None) -> str | None:
-    if user is None:
-        return _signed_in()
-    answer = user()
+def _ask(function: Callable[[], Any]) -> Any:
+    answer = function()
     if inspect.isawaitable(answer):
         answer = current_app.async_to_sync(_awaited)(answer)
-    return user_text(answer)
+    return answer
+
+
+def _user_of(user: Callable[[], Any] | None) -> str | None:
+    return _signed_in() if user is None else user_text(_ask(user))
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -132,14 +141,32 @@ def _judge(limit: Limit, user: Callable[[], Any] | None, actual: Request, state:
         environ = {**environ, "REQUEST_METHOD": "GET"}
     judged = functools.partial(
         judge_wsgi,
-        limit.limiters,
+        limit.limiters if limit.rules_of is None else limit.limiters_for(_ask(limit.rules_of)),
         environ,
         route=_template(actual) if limit.needs_route else None,
         user=_user_of(user) if limit.needs_user else None,
-        cost=limit.cost,
+        cost=limit.cost if limit.cost_of is None else check_cost(_ask(limit.cost_of)),
+        keys={name: key_text(name, _ask(function)) for name, function in limit.keys.items()} or None,
         prior=state,
     )
     return _with_body(judged, actual, state)
+
+
+def _charge(limit: Limit, user: Callable[[], Any] | None, actual: Request) -> None:
+    state = _state_of(actual)
+    judgement = _judge(limit, user, actual, state)
+    _settle(judgement, state)
+    if limit.charge_when is not None:
+        pending: list[Pending] | None = actual.__dict__.get(_PENDING)
+        if pending is None:
+            pending = actual.__dict__[_PENDING] = []
+            after_this_request(functools.partial(_give_back, pending))
+        pending.append(Pending(judgement.decision, limit.charge_when))
+
+
+def _give_back(pending: list[Pending], response: Response) -> Response:
+    give_back(pending, response)
+    return response
 
 
 def _with_body(judged: Callable[..., Judgement], actual: Request, state: RequestState) -> Judgement:
@@ -172,11 +199,16 @@ class RateLimit:
         self.enabled = True
         self.limit = limit
         self._user = user
+        self._placed: WeakSet[Any] = WeakSet()  # functions as written that a view has under this limit
 
     @property
     def limiter(self) -> Limiter:
-        """For a look at the count, or to reset it."""
+        """For a look at the count, or to reset it. Where the rules are a callable's, limiter_for() has theirs."""
         return self.limit.limiter
+
+    def limiter_for(self, rules: str) -> Limiter:
+        """The limiter of one of the rules that a callable answers with."""
+        return self.limit.limiters_for(rules)[0]
 
     def __repr__(self) -> str:
         return f"<rate_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
@@ -185,9 +217,7 @@ class RateLimit:
         """Charges the current request, once however often it is called; raises RateLimited over the limit."""
         if not self.enabled:
             return
-        actual = request._get_current_object()  # type: ignore[attr-defined]
-        state = _state_of(actual)
-        _settle(_judge(self.limit, self._user, actual, state), state)
+        _charge(self.limit, self._user, request._get_current_object())  # type: ignore[attr-defined]
 
     @property
     def decision(self) -> Decision | None:
@@ -245,10 +275,14 @@ def _enforce_misplaced(app: Flask, **_: Any) -> None:
     views = app.view_functions
     if _looked.get(app) == len(views):
         return
-    enforced = {id(limit) for view in views.values() for limit in getattr(view, _ENFORCES, ())}
+    # Of all applications: one may register as it is what another has under a limit.
+    for view in views.values():
+        for limit in getattr(view, _ENFORCES, ()):
+            limit._placed.add(_written(view))
     for endpoint, view in list(views.items()):
-        for limit in getattr(_written(view), _WANTED, ()):
-            if id(limit) not in enforced:
+        written = _written(view)
+        for limit in getattr(written, _WANTED, ()):
+            if written not in limit._placed:
                 views[endpoint] = _enforcing(limit, views[endpoint])
     _looked[app] = len(views)
 
@@ -257,16 +291,17 @@ request_started.connect(_enforce_misplaced)
 
 
 def rate_limit(
-    rules: str | None = None,
+    rules: str | Callable[[], str | Awaitable[str]] | None = None,
     *,
-    limit: int | None = None,
+    limit: int | Callable[[], int | Awaitable[int]] | None = None,
     window_seconds: float | None = None,
-    by: str | Sequence[str] | None = None,
+    by: Kind | Sequence[Kind] | None = None,
     name: str | None = None,
     prefix: str | None = None,
     policy: str | None = None,
     algorithm: str | None = None,
-    cost: int = 1,
+    cost: int | Callable[[], int | Awaitable[int]] = 1,
+    charge_when: ChargeWhen | None = None,
     user: Callable[[], User | Awaitable[User]] | None = None,
     store: str | None = None,
     clock: ManualClock | None = None,
@@ -284,22 +319,27 @@ def rate_limit(
     """A decorator that limits a view, a method of a view class, or any function that runs in a request.
 
     rules    "10/second; 1000/hour"; or limit= units per window_seconds=
-    by       who is counted: "ip" (default), "user", "header:X-Api-Key", "ip+user", "user|ip", or a list of dimensions
+    by       who is counted: "ip" (default), "user", "header:X-Api-Key", "ip+user", "user|ip", a callable, or a list of
+             dimensions
     name     all uses of that name share one count. Without it each route (method and template) has its own;
     prefix   the same, under this name
     policy   a policy of the rules file (config=, else TIDEGATE_CONFIG), which then says everything else
     cost     units that one request takes
+    charge_when   callable(response) -> whether a request that was answered so counts. It is judged and charged before it
+             goes on, and gets back what it took, so the limit is exact whatever asks meanwhile
     user     callable() -> the user's id or None; without it Flask-Login's user, else g.user
 
+    rules, limit, by, cost and user may be callables without arguments, sync or async; they are asked for each request.
     The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
     TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
     whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
-        algorithm=algorithm, cost=cost, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
-        client_header=client_header, user_header=user_header, on_store_failure=on_store_failure, on_full=on_full,
-        missing_identity=missing_identity, timeout=timeout, config=config, enabled=enabled,
+        algorithm=algorithm, cost=cost, charge_when=charge_when, store=store, clock=clock, namespace=namespace,
+        trusted_proxies=trusted_proxies, client_header=client_header, user_header=user_header,
+        on_store_failure=on_store_failure, on_full=on_full, missing_identity=missing_identity, timeout=timeout,
+        config=config, enabled=enabled,
     )  # fmt: skip
     return RateLimit(made, user)
 
@@ -311,6 +351,9 @@ class Tidegate:
     default   rule text for every request, unknown URLs too; one count for each client over all routes, unless by= says
               otherwise ("ip+route": each route by itself)
     by, name, cost, user, store, clock, ...   as for rate_limit; store and clock hold for the rules file too
+    limits    {"security.login": "6/hour", "/search": rate_limit(...)}: limits of single endpoints or path rules, also of
+              those that an extension has registered
+    charge_when   callable(response) -> whether a request that was answered so counts, for the default limit
     config, gate   the rules file, or a Gate to share: its policies are judged for every request
     plan      callable() -> the name of the client's plan or None, for policies with `plans`
 
@@ -320,14 +363,16 @@ class Tidegate:
     def __init__(
         self,
         app: Flask | None = None,
-        default: str | None = None,
+        default: str | Callable[[], str | Awaitable[str]] | None = None,
         *,
-        limit: int | None = None,
+        limit: int | Callable[[], int | Awaitable[int]] | None = None,
         window_seconds: float | None = None,
-        by: str | Sequence[str] = "ip",
+        limits: Mapping[str, str | RateLimit] | None = None,
+        by: Kind | Sequence[Kind] = "ip",
         name: str | None = None,
         algorithm: str | None = None,
-        cost: int = 1,
+        cost: int | Callable[[], int | Awaitable[int]] = 1,
+        charge_when: ChargeWhen | None = None,
         user: Callable[[], User | Awaitable[User]] | None = None,
         plan: Callable[[], str | None | Awaitable[str | None]] | None = None,
         config: str | None = None,
@@ -348,12 +393,23 @@ class Tidegate:
         self.gate = (
             Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
         )
+        # How to open one of its policies by itself, for the commands; of a shared Gate that is not known.
+        self._policy = (
+            None if config is None else functools.partial(Limiter, config=config, store=store, clock=clock, timeout=timeout)
+        )
         self._needs: Needs | None = None
+        self.limits = {
+            name: rate_limit(given, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
+                             client_header=client_header, user_header=user_header, user=user, enabled=enabled)
+            if isinstance(given, str) else given
+            for name, given in (limits or {}).items()
+        }  # fmt: skip
+        self._checked: WeakSet[Flask] = WeakSet()
         self.limit: Limit | None = None
         if default is not None or limit is not None or window_seconds is not None:
             self.limit = Limit(
                 default, limit=limit, window_seconds=window_seconds, by=by, name=name, algorithm=algorithm, cost=cost,
-                store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
+                charge_when=charge_when, store=store, clock=clock, namespace=namespace, trusted_proxies=trusted_proxies,
                 client_header=client_header, user_header=user_header, on_store_failure=on_store_failure,
                 on_full=on_full, missing_identity=missing_identity, timeout=timeout, enabled=enabled, scoped=False,
             )  # fmt: skip
@@ -367,6 +423,8 @@ class Tidegate:
         """Guards the application from its next request on."""
         guards: list[Tidegate] = app.extensions.setdefault("tidegate", [])
         if self not in guards:
+            if not guards:
+                app.cli.add_command(commands())
             guards.append(self)
             app.before_request(self._before_request)
 
@@ -397,8 +455,30 @@ class Tidegate:
             )
             _settle(_with_body(judged, actual, state), state)
         if self.limit is not None:
-            _settle(_judge(self.limit, self._user, actual, state), state)
+            _charge(self.limit, self._user, actual)
+        for limit in self._limits_of(actual):
+            limit.check()
         return None
+
+    def _limits_of(self, actual: Request) -> list[RateLimit]:
+        """Those that limits= has for the endpoint or the path of this request."""
+        if not self.limits or actual.url_rule is None:
+            return []
+        app = current_app._get_current_object()  # type: ignore[attr-defined]
+        if app not in self._checked:
+            self._checked.add(app)
+            self._check_names(app)
+        found = (self.limits.get(name) for name in (actual.endpoint, actual.url_rule.rule) if name is not None)
+        return [limit for limit in found if limit is not None]
+
+    def _check_names(self, app: Flask) -> None:
+        """A misspelt name would limit nothing. Looked at with the first request: extensions register late."""
+        known = [*app.view_functions, *(rule.rule for rule in app.url_map.iter_rules())]
+        for name in self.limits:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                guess = f": did you mean {near[0]!r}?" if near else ""
+                log.warning("limits= names %r, which is no endpoint or path of %r%s", name, app.name, guess)
 
     def _is_exempt(self, actual: Request) -> bool:
         if self._exempt_blueprints and any(

@@ -25,6 +25,7 @@ policies:
   - {{name: named, match: {{path: /named}}, rules: 1/hour, by: "form:account", missing_identity: reject 400}}
   - {{name: keyed, match: {{path: /keyed}}, rules: 3/hour, by: "header:X-Api-Key"}}
   - {{name: spaced, match: {{path: "/a%20b/*"}}, rules: 1/hour}}
+  - {{name: turns, match: {{path: /turns}}, rules: "60/minute burst 3 leaky_bucket"}}
   - {{name: big, match: {{path: /big}}, rules: 1000000/hour}}
 """
 SHOW = """\
@@ -44,6 +45,7 @@ class Answer:
         self.raw = done.stdout
         self.log = done.stderr.decode()
         head, _, self.body = done.stdout.replace(b"\r\n", b"\n").partition(b"\n\n")
+        head = re.sub(rb"^HTTP/1.1 ", b"Status: ", head)  # of an nph- program
         self.fields = {
             name.lower(): value for name, value in (line.split(": ", 1) for line in head.decode().split("\n") if line)
         }
@@ -224,6 +226,17 @@ def test_a_program_goes_on_with_its_body_its_folder_and_the_fields_before_its_ow
                     "TIDEGATE_REMAINING": "1"}
 
 
+def test_an_allowed_request_waits_for_its_turn_where_that_is_asked_for(site: Site) -> None:
+    told = {"TIDEGATE_PROGRAM": str(site.show)}
+    began = time.monotonic()
+    assert site.ask("/turns", **told).status == 200
+    assert site.ask("/turns", **told).status == 200  # its turn is in a second, and nobody holds it
+    assert time.monotonic() - began < 0.8
+    assert site.ask("/turns", TIDEGATE_HOLD="10", **told).status == 200
+    assert 1.8 < time.monotonic() - began < 4
+    assert site.ask("/turns", TIDEGATE_HOLD="soon", **told).status == 503
+
+
 def test_a_refused_request_never_starts_the_program(site: Site) -> None:
     marker = site.folder / "started"
     site.show.write_text(f"#!/bin/sh\ntouch {marker}\n")
@@ -358,6 +371,36 @@ def test_switched_off_it_reads_nothing_and_lets_through(site: Site) -> None:
     off = {"TIDEGATE_ENABLED": "0", "TIDEGATE_CONFIG": "/not/there"}
     assert site.ask("/never", **off).body == b'{"allowed": true, "policy": null}'
     assert b"folder" in site.ask("/never", TIDEGATE_PROGRAM=str(site.show), **off).body
+
+
+@pytest.fixture(scope="session")
+def checked(make: Callable[..., None], build: Path) -> Path:
+    """The same under the address sanitizer."""
+    make(str(build / "asan" / "bin" / "tidegate-cgi"), "asan")
+    return build / "asan" / "bin" / "tidegate-cgi"
+
+
+def test_no_request_of_any_shape_upsets_it(checked: Path, build: Path, folder: Path) -> None:
+    """Under sanitizers: long, empty, odd and damaged values, with and without a program; each is answered whole."""
+    site = Site(checked, build / "bin" / "tidegate", folder)
+    long, odd = "x" * 100_000, "".join(map(chr, [*range(1, 32), 127, 233, 0xFFFD]))
+    shapes: list[dict[str, str]] = [
+        {}, {"REQUEST_METHOD": ""}, {"REQUEST_METHOD": long}, {"REQUEST_URI": ""}, {"REQUEST_URI": long},
+        {"REQUEST_URI": "-", "SCRIPT_NAME": odd * 100, "PATH_INFO": long, "QUERY_STRING": long}, {"REQUEST_URI": "-"},
+        {"REMOTE_ADDR": ""}, {"REMOTE_ADDR": odd}, {"HTTP_X": long, "HTTP_Y": long}, {"HTTP_": odd, "HTTP_HOST": odd},
+        {f"HTTP_X{i}": "1" for i in range(600)}, {"TIDEGATE_POLICY": long}, {"TIDEGATE_KEY": odd}, {"TIDEGATE_COST": "-1"},
+        {"TIDEGATE_BATCH": "\n".join(["policy=keyed&key=ip%3D1"] * 40)}, {"TIDEGATE_BATCH": "policy=keyed&key=" + long},
+        {"TIDEGATE_BATCH": "policy=keyed&key=header%3AX-Api-Key%3D7\n" * 32}, {"TIDEGATE_ODD": odd},
+        {"TIDEGATE_PROGRAM": long}, {"TIDEGATE_PROGRAM": "/"}, {"TIDEGATE_ENABLED": odd}, {"TIDEGATE_ON_ERROR": long},
+        {"TIDEGATE_CONFIG": long}, {"TIDEGATE_CONFIG": ""}, {"TIDEGATE_CONFIG": "/"}, {"TIDEGATE_STORE": odd},
+        {"TIDEGATE_NOW_US": odd}, {"TIDEGATE_HOLD": odd}, {"TIDEGATE_HOLD": "nan"}, {"TIDEGATE_HOLD": "1e999"}, {"SERVER_PROTOCOL": long, "SCRIPT_FILENAME": "nph-"}, {"SCRIPT_FILENAME": "/nph-" + odd},
+        {"CONTENT_LENGTH": "-1"}, {"CONTENT_TYPE": long}, {"GATEWAY_INTERFACE": odd},
+    ]
+    for shape in shapes:
+        for program in ({}, {"TIDEGATE_PROGRAM": str(site.show)}):
+            answer = site.ask("/keyed", **{**program, **shape})
+            assert "ERROR: AddressSanitizer" not in answer.log and "runtime error" not in answer.log, (shape, answer.log)
+            assert answer.fields and answer.status in (200, 400, 401, 429, 431, 500, 502, 503), (shape, answer.raw[:200])
 
 
 # ---- what it is made of, what it costs

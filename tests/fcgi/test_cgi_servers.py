@@ -71,6 +71,10 @@ class Wrapped(Nginx):
 
 
 class Apache(Server):
+    """With mod_cgid: a program's input and output are one socket."""
+
+    others: tuple[tuple[str, str], ...] = ()
+
     def __init__(self, site: Site) -> None:
         self.port = site.port
         text = replace(site.placed((HERE / "apache.conf").read_text()), [
@@ -78,6 +82,7 @@ class Apache(Server):
             ("/run/apache2/apache2.pid", f"{site.folder}/apache.pid"),
             ("/run/apache2/cgisock", f"{site.folder}/cgisock"),
             ("/var/log/apache2/error.log", f"{site.folder}/apache.log"),
+            *self.others,
         ])
         # The folder is the test's own; without root's rights there is nobody else to be.
         text = text.replace("User www-data\nGroup www-data\n", "User www-data\nGroup www-data\n" if os.geteuid() == 0 else "")
@@ -88,6 +93,13 @@ class Apache(Server):
                          accepts(site.port), site.folder / "apache.log")
 
     ask = Nginx.ask
+
+
+class Prefork(Apache):
+    """With mod_cgi: they are pipes."""
+
+    others = (("mpm_event", "mpm_prefork"), ("cgid_module", "cgi_module"), ("mod_cgid.so", "mod_cgi.so"),
+              ("ScriptSock", "# ScriptSock"))
 
 
 class Lighttpd(Server):
@@ -115,7 +127,7 @@ class Lighttpd(Server):
 Web = Wrapped | Apache | Lighttpd
 
 
-@pytest.fixture(params=[Wrapped, Apache, Lighttpd], ids=["nginx", "apache", "lighttpd"])
+@pytest.fixture(params=[Wrapped, Apache, Prefork, Lighttpd], ids=["nginx", "apache", "prefork", "lighttpd"])
 def web(request: pytest.FixtureRequest, program: Path, build: Path, folder: Path) -> Iterator[Web]:
     server: Web = request.param(Site(folder, build))
     yield server
@@ -202,3 +214,20 @@ def test_rules_that_are_gone_are_a_503_and_not_a_500(web: Web, folder: Path) -> 
     response, _ = web.ask("/cgi-bin/shop.cgi")
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
     wait_for(lambda: "rules-unreadable" in log_of(web), what="the line in the server's log")
+
+
+def test_fields_before_the_programs_own_leave_its_status_cookies_and_redirects_alone(web: Web, folder: Path) -> None:
+    program = folder / "cgi-bin" / "shop.cgi"
+    for lines, status, name, value in [
+        ("Status: 404 Not Found\\nSet-Cookie: a=1\\nContent-Type: text/html\\n\\ngone", 404, "Set-Cookie", "a=1"),
+        ("Content-Type: text/plain\\r\\nStatus: 418 Short\\r\\nX-RateLimit-Limit: 9\\r\\n\\r\\nmine", 418, "Content-Type",
+         "text/plain"),
+        ("Location: https://shop.example/next\\r\\n\\r\\n", 302, "Location", "https://shop.example/next"),
+    ]:
+        program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+        response, body = web.ask("/cgi-bin/shop.cgi")
+        assert response.status == status, (lines, log_of(web))
+        assert response.headers[name] == value
+        assert response.headers["X-RateLimit-Remaining"] in ("2", "1", "0")
+        if status != 302:
+            assert body in (b"gone", b"mine")

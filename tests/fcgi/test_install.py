@@ -86,3 +86,20 @@ def test_each_manual_page_is_sound_and_names_every_option(installed: Path) -> No
         assert text.startswith(f".TH {path.stem.upper()} 1 ")
         assert [line for line in re.findall(r"^\.SH (.*)", text, re.MULTILINE)][:2] == ["NAME", "SYNOPSIS"]
         assert max(map(len, text.splitlines())) <= 600 and "\t" not in text
+
+
+def test_a_debian_package_holds_what_is_installed_and_names_what_it_needs(program: Path, build: Path, tmp_path: Path) -> None:
+    if not Path("/usr/bin/dpkg-shlibdeps").exists():
+        pytest.skip("dpkg-dev is not installed: this is no Debian, or `make setup` has not run")
+    made = Path(out("make", "-C", ROOT, "-s", f"B={build}", "deb").strip())
+    package = made if made.is_absolute() else ROOT / made
+    depends = out("dpkg-deb", "-f", package, "Depends")
+    assert {"libsodium23", "libyaml-0-2", "libc6"} <= {word.split()[0] for word in depends.split(", ")}
+    out("dpkg-deb", "-R", package, tmp_path)
+    assert out("sh", "-n", tmp_path / "DEBIAN/postinst") == ""
+    for name in ("tidegate", "tidegate-fcgi", "tidegate-cgi"):
+        assert out(tmp_path / "usr/bin" / name, "--version").startswith(f"{name} ")
+    assert "ExecStart=/usr/bin/tidegate-fcgi" in (tmp_path / "usr/lib/systemd/system/tidegate-fcgi.service").read_text()
+    listed = out("dpkg-deb", "-c", package).splitlines()
+    assert all(line.split()[1] == "root/root" for line in listed)
+    assert not [line for line in listed if not line.split()[5].startswith("./usr") and line.split()[5] != "./"]

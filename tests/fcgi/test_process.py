@@ -298,6 +298,27 @@ def test_a_connection_idle_for_long_makes_room_for_a_new_one(start: Callable[...
         connection.close()
 
 
+def test_a_thousand_silent_peers_do_not_keep_a_new_one_waiting(start: Callable[..., Daemon]) -> None:
+    daemon = start(RULES, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    silent: list[Connection] = []
+    try:
+        kept = Connection(daemon.address)
+        assert kept.ask(BIG).status == 200
+        silent = [Connection(daemon.address) for _ in range(1000)]  # most of them in the socket's queue
+        began = time.monotonic()
+        with Connection(daemon.address, 10) as late:
+            assert late.ask(BIG).status == 200
+        assert time.monotonic() - began < 5
+        assert kept.ask(BIG).status == 200  # whoever has spoken is not closed for them
+        kept.close()
+    finally:
+        for peer in silent:
+            peer.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_log_that_nobody_reads_does_not_stop_the_answers(start: Callable[..., Daemon]) -> None:
     reading, writing = os.pipe()
     try:

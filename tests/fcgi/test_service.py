@@ -242,6 +242,35 @@ def test_no_program_can_ever_get_more_rights(daemon: Daemon) -> None:
     assert status_of(daemon.process.pid, "NoNewPrivs") == "1"
 
 
+def refused(pid: int) -> bool:
+    """Whether a filter is in force."""
+    return status_of(pid, "Seccomp") == "2"
+
+
+def test_calls_that_it_never_makes_are_refused_to_it_and_everything_else_works(
+    start: Callable[..., Daemon], folder: Path, program: Path
+) -> None:
+    daemon = start(RULES, "--threads", "2", listen=f"unix:{folder}/s")
+    sanitized = program.parent.parent.name in ("asan", "tsan")  # those make such calls themselves
+    assert refused(daemon.process.pid) != sanitized
+    assert ask(daemon.address, uri="/big").status == 200
+    assert "rules-reloaded" in daemon.reload()
+    process = daemon.process.pid
+    for _ in range(2):  # the filter is handed on, once
+        daemon.signal(signal.SIGUSR2) if process == daemon.process.pid else os.kill(process, signal.SIGUSR2)
+        before = process
+        gone = Path(f"/proc/{before}/exe")
+        wait_for(lambda gone=gone: not gone.exists(), what="handed over")  # type: ignore[misc]
+        process = int(daemon.lines("handing-over")[-1].rsplit(" ", 1)[1])
+        assert ask(daemon.address, uri="/big").status == 200
+        assert refused(process) != sanitized
+        assert sanitized or int(status_of(process, "Seccomp_filters")) == 1
+    os.kill(process, signal.SIGTERM)
+    wait_for(lambda: not Path(f"/proc/{process}/exe").exists(), what="the successor's end")
+    unfiltered = start(RULES, "--seccomp", "no")
+    assert not refused(unfiltered.process.pid)
+
+
 @needs_root
 def test_rights_are_given_away_after_the_sockets_are_made(start: Callable[..., Daemon], folder: Path) -> None:
     daemon = start(RULES, "--user", "daemon", listen=f"unix:{folder}/s,mode=0600,owner=root")

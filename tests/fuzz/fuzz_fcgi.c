@@ -112,6 +112,12 @@ run(const uint8_t *data, size_t length, const uint8_t *splits, size_t split_coun
                 else
                     fcgi_session_finish(&session, event.request);
                 break;
+            case FCGI_EVENT_BUSY:
+                require(kept != NULL && kept->id == session.id && fcgi_session_is_busy(&session));
+                fcgi_session_finish(&session, kept);
+                kept = NULL;
+                require(!fcgi_session_is_busy(&session));
+                break;
             case FCGI_EVENT_REPLY:
                 require(event.reply_length <= FCGI_REPLY_BYTES_MAX);
                 tell(&told, event.reply, event.reply_length);

@@ -30,6 +30,7 @@ from tidegate.asgi import TidegateMiddleware
 from tidegate.fastapi import install, rate_limit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from cluster import cluster
 from server import Lateness, Server, server
 
 T = TypeVar("T")
@@ -108,6 +109,32 @@ def test_a_thousand_tasks_travel_over_one_connection_and_are_counted_exactly(red
         assert connections(redis) <= 2  # and the one that opening the store has made
 
     run(main())
+
+
+def test_tiers_answer_a_known_denial_without_a_turn_of_the_loop(redis: Server, run: Run[None]) -> None:
+    one = Limiter("5/hour", name="x", store=f"tiered+{redis.patient}")
+
+    async def main() -> None:
+        assert sum(map(bool, await asyncio.gather(*[one.hit_async("a") for _ in range(50)]))) == 5
+        redis.signal(signal.SIGSTOP)
+        denied = await asyncio.wait_for(one.hit_async("a"), 0.5)
+        assert not denied and not denied.degraded
+        redis.signal(signal.SIGCONT)
+
+    run(main())
+
+
+def test_a_cluster_counts_exactly_for_coroutines_too() -> None:
+    with cluster() as nodes:
+        one = Limiter("10/hour", name="x", store=nodes.patient)
+
+        async def main() -> None:
+            for admitted in (400, 0):
+                hits = await asyncio.gather(*[one.hit_async(f"client-{k % 40}") for k in range(600)])
+                assert not any(hit.degraded for hit in hits)
+                assert sum(map(bool, hits)) == admitted
+
+        asyncio.run(main())
 
 
 def test_a_store_in_memory_is_asked_by_the_call_itself() -> None:

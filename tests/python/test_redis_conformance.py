@@ -76,7 +76,7 @@ def test_redis_through_c_equals_the_reference(
     compare(made, run_program(build / "tests" / "replay", tiers + redis.patient))
     calls[tiers] = scripts_called(redis) - before
     if tiers and "" in calls:
-        assert calls[tiers] < calls[""] * 0.96, "the deny cache answers some of them"
+        assert calls[tiers] < calls[""] * 0.98, "the deny cache answers some of them"
     assert not redis.keys(), "a case's reset leaves nothing"
 
 

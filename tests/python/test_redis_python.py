@@ -210,7 +210,7 @@ def test_a_socket_with_password_and_database_works_as_a_port_does(redis: Server)
     link = Connection(redis.path)
     link("AUTH", "hunter2")
     link("SELECT", 5)
-    assert link("DBSIZE") == 2  # the count and the secret
+    assert len([name for name in link("KEYS", "*") if b"{tidegate}" not in name]) == 2  # the count and the secret
     link.close()
 
 

@@ -81,6 +81,10 @@ class State:
     def give(self, rule: Rule, t: int, cost: int, stamp: int | None) -> None:
         raise NotImplementedError
 
+    def knock(self, rule: Rule, t: int, cost: int) -> None:
+        """A denied hit that counts: what is held grows by it, up to what the rule holds and no further."""
+        raise NotImplementedError
+
     def delay(self, rule: Rule, t: int) -> int:
         return 0
 
@@ -165,6 +169,12 @@ class FixedWindow(State):
         self.count += cost
         return self.start
 
+    def knock(self, rule: Rule, t: int, cost: int) -> None:
+        held = self.count if self.running(rule, t) else 0
+        self.start = None
+        self.take(rule, t, 0)  # a window begins anew now; an aligned one where it began
+        self.count = max(held, min(rule.limit, held + cost))
+
     def fresh(self, rule: Rule, t: int) -> bool:
         return not self.running(rule, t)
 
@@ -199,6 +209,19 @@ class SlidingLog(State):
         else:
             self.entries.append([t, cost])
         return t
+
+    def knock(self, rule: Rule, t: int, cost: int) -> None:
+        """The newest units are kept, as many as the limit; an entry goes whole or stays."""
+        before = [entry for entry in self.entries if entry[0] > t - rule.period_us]
+        self.take(rule, t, cost)
+        merged = len(self.entries) == len(before)
+        if merged:
+            newest = before[-1][1]
+            self.entries[-1][1] = max(newest, min(rule.limit, newest + cost))
+        kept, left = before[:-1] if merged else before, sum(entry[1] for entry in before)
+        while kept and left - kept[0][1] + cost >= rule.limit:
+            left -= kept.pop(0)[1]
+        self.entries = [*kept, self.entries[-1]]
 
     def fresh(self, rule: Rule, t: int) -> bool:
         return self.used(rule, t) == 0
@@ -244,6 +267,10 @@ class SlidingCounter(State):
         self.index, self.current, self.previous = self.at(rule, t)
         self.current += cost
         return self.index
+
+    def knock(self, rule: Rule, t: int, cost: int) -> None:
+        self.index, current, self.previous = self.at(rule, t)
+        self.current = max(current, min(rule.limit, current + cost))
 
     def fresh(self, rule: Rule, t: int) -> bool:
         return self.at(rule, t)[1:] == (0, 0)
@@ -302,6 +329,10 @@ class Bucket(State):
     def take(self, rule: Rule, t: int, cost: int) -> int:
         self.level, self.at = self.drained(rule, t) + cost, t
         return t
+
+    def knock(self, rule: Rule, t: int, cost: int) -> None:
+        held = self.drained(rule, t)
+        self.level, self.at = max(held, min(Fraction(rule.capacity), held + cost)), t
 
     def fresh(self, rule: Rule, t: int) -> bool:
         return not self.drained(rule, t)
@@ -428,6 +459,25 @@ class Table:
 
     def peek(self, targets, t: int, cost: int = 1) -> Joint:
         return self.decide(targets, t, cost, take=False)[0]
+
+    def hit_counting_denied(self, targets, t: int, cost: int = 1) -> Joint:
+        """A hit that counts also where it is denied: at each rule, as far as the rule has room. What is told is of the state
+        after that."""
+        joint, _ = self.hit(targets, t, cost)
+        if joint.allowed or not cost:
+            return joint
+        for rule, key in targets:
+            if cost > rule.capacity or rule.algorithm == "deny":
+                continue
+            state = self.states.setdefault(self.key(rule, key), self.state(rule, key))
+            now = state.now(rule, t)
+            if state.fits(rule, now, cost):
+                state.take(rule, now, cost)
+            else:
+                state.knock(rule, now, cost)
+        told = self.peek(targets, t, cost)
+        return Joint(False, joint.reported, *(getattr(told, name) for name in
+                     ("remaining", "retry_after_us", "reset_after_us", "delay_us", "verdicts")))  # fmt: skip
 
     def refund(self, targets, t: int, cost: int) -> None:
         """A pair that comes twice is one state: it gives back once, as it was charged once."""

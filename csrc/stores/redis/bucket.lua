@@ -51,6 +51,15 @@ local function bucket_take(key, now, rule, found)
     bucket_store(key, now, rule, found.now, units, rest)
 end
 
+local function bucket_knock(key, now, rule, found)
+    local units, rest = found.units, found.rest
+    if units < rule.burst then
+        units = units + rule.cost
+        if units >= rule.burst then units, rest = rule.burst, 0 end
+    end
+    bucket_store(key, now, rule, found.now, units, rest)
+end
+
 local function bucket_give(key, now, rule)
     local found = bucket_at(key, now, rule)
     if found.units == 0 and found.rest == 0 then return end -- fresh: a state that may as well be gone learns no time
@@ -59,5 +68,5 @@ local function bucket_give(key, now, rule)
     bucket_store(key, now, rule, found.now, units, rest)
 end
 
-look[4], take[4], give[4] = bucket_look, bucket_take, bucket_give
-look[5], take[5], give[5] = bucket_look, bucket_take, bucket_give
+look[4], take[4], give[4], knock[4] = bucket_look, bucket_take, bucket_give, bucket_knock
+look[5], take[5], give[5], knock[5] = bucket_look, bucket_take, bucket_give, bucket_knock

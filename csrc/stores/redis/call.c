@@ -82,7 +82,7 @@ put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follow
     uint8_t bytes[DESCRIPTION_BYTES + PATIENCE_BYTES], *at = bytes;
     *at++ = rule->algorithm;
     *at++ = key;
-    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0) | (target->forced ? 4 : 0));
+    *at++ = (uint8_t)(target->charged | (follows ? 2 : 0) | (target->forced ? 4 : 0) | target->counts_denied << 3);
     at = put_number(at, (double)rule->limit);
     at = put_number(at, (double)rule->burst);
     at = put_number(at, (double)rule->period_us);

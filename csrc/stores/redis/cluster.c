@@ -381,7 +381,7 @@ tg__cluster_learns_secret(tg_redis_store *node, tg_text secret)
     const bool another = cluster->secret_known && !tg__text_is(secret, cluster->secret);
     memcpy(cluster->secret, secret.data, secret.length);
     cluster->secret[secret.length] = '\0';
-    tg__redis_keyring_init(&cluster->keyring, secret, cluster->manual);
+    tg__redis_keyring_init(&cluster->keyring, secret, cluster->manual, cluster->base.private_kinds);
     cluster->secret_known = true;
     const bool tells = another && !cluster->warned_secret;
     cluster->warned_secret = cluster->warned_secret || another;
@@ -1055,6 +1055,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *cluster);
     cluster->base.ops = &cluster_ops;
     cluster->base.shown = cluster->address.shown;
+    cluster->base.private_kinds = options->private_kinds;
     cluster->timeout_us = options->timeout_us;
     cluster->clock = options->clock; /* store.c holds the reference */
     cluster->manual = options->clock != NULL;
@@ -1068,9 +1069,10 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)
-        status = tg__redis_choose_secret(cluster->secret, &cluster->secret_given, error);
+        status = tg__redis_choose_secret(options->secret, cluster->secret, &cluster->secret_given, error);
     if (status == TG_OK && cluster->secret_given) {
-        tg__redis_keyring_init(&cluster->keyring, tg_text_of(cluster->secret), cluster->manual);
+        tg__redis_keyring_init(&cluster->keyring, tg_text_of(cluster->secret), cluster->manual,
+                               cluster->base.private_kinds);
         cluster->secret_known = true;
     }
     if (status == TG_OK) {

@@ -10,7 +10,8 @@ local call, pack, unpack, floor, format = redis.call, struct.pack, struct.unpack
 --   look[a](key, now, rule) -> fits, found, raw   reads; what the client needs to know is `raw`
 --   take[a](key, now, rule, found)                writes; only after every rule of the call has been looked at
 --   give[a](key, now, rule)                       a refund
-local look, take, give = {}, {}, {}
+--   knock[a](key, now, rule, found)               a denied hit that counts all the same
+local look, take, give, knock = {}, {}, {}, {}
 
 -- ARGV[1]: the time in microseconds under a manual clock, else below zero; then the kind of call.
 local now, op = unpack('<dB', ARGV[1])
@@ -25,6 +26,7 @@ end
 local function expiry(wait)
     if manual then return '86400000' end
     local ms = floor(wait / 1000) + 1
+    if ms < 1 then ms = 1 end -- all was given back: it equals an absent one already
     if ms > 9007199254740 then ms = 9007199254740 end
     return format('%.0f', ms)
 end
@@ -60,7 +62,14 @@ local function rule_of(n)
     local charged = flags % 2 == 1
     return { algorithm = a, key = key, charged = charged, follows = flags % 4 >= 2, limit = limit, burst = burst,
              period = period, cost = cost, option = option, own = own == 1, stamp = stamp,
-             forced = flags >= 4 and not charged, patience = #text > 52 and not charged and unpack('<d', text, 53) or 0 }
+             forced = flags % 8 >= 4 and not charged, group = (flags - flags % 8) / 8,
+             patience = #text > 52 and not charged and unpack('<d', text, 53) or 0 }
+end
+
+-- What is held when a denied hit counts: no more than the rule holds, and never less than before.
+local function held_denied(held, most, cost)
+    if held >= most then return held end
+    return held + cost < most and held + cost or most
 end
 
 -- TG_HELD_MAX of algorithms.h, and what a hit takes where `held` units are.

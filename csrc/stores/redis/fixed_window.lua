@@ -10,6 +10,12 @@ local function fixed_at(key, now, rule)
     return { now = now, count = 0 }, raw
 end
 
+local function fixed_start(now, rule)
+    if rule.option ~= 1 then return now end
+    local phase = rule.period % 604800000000 == 0 and 345600000000 or 0 -- weeks begin on Monday 5 January 1970
+    return now - (now - phase) % rule.period
+end
+
 local function fixed_store(key, now, rule, count, start)
     call('SET', key, pack('<ddB', count, start, rule.option), 'PX', expiry(start + rule.period - now))
 end
@@ -25,15 +31,12 @@ look[1] = function(key, now, rule)
 end
 
 take[1] = function(key, now, rule, found)
-    local start = found.start
-    if not start then
-        start = found.now
-        if rule.option == 1 then -- weeks begin on Monday 5 January 1970
-            local phase = rule.period % 604800000000 == 0 and 345600000000 or 0
-            start = start - (start - phase) % rule.period
-        end
-    end
+    local start = found.start or fixed_start(found.now, rule)
     fixed_store(key, now, rule, found.count + cost_taken(rule, found.count, held_max), start)
+end
+
+knock[1] = function(key, now, rule, found)
+    fixed_store(key, now, rule, held_denied(found.count, rule.limit, rule.cost), fixed_start(found.now, rule))
 end
 
 give[1] = function(key, now, rule)

@@ -145,7 +145,7 @@ see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, 
     const bool another = atomic_load(&store->scripts_known) && strcmp(store->secret, reply->str) != 0;
     memcpy(store->secret, reply->str, reply->len + 1);
     pthread_mutex_unlock(&store->lock);
-    tg__redis_keyring_init(&wire->keyring, (tg_text){ reply->str, reply->len }, store->manual);
+    tg__redis_keyring_init(&wire->keyring, (tg_text){ reply->str, reply->len }, store->manual, store->base.private_kinds);
     if (another)
         atomic_fetch_add(&store->base.epoch, 1);
     if (another && !atomic_exchange(&store->warned_secret, true))
@@ -287,7 +287,7 @@ tg__greeting_begin(tg_redis_store *store, tg_redis_wire *wire, tg_greeting *gree
     }
     compose(store, greeting, secret);
     if (store->secret_given && !store->cluster)
-        tg__redis_keyring_init(&wire->keyring, tg_text_of(secret), store->manual);
+        tg__redis_keyring_init(&wire->keyring, tg_text_of(secret), store->manual, store->base.private_kinds);
     explicit_bzero(secret, sizeof secret);
     if (greeting->resp.full) {
         tg__error(error, TG_E_CONFIG, "redis: user and password have more than %d bytes", WORDS_BYTES_MAX - 1024);

@@ -1,18 +1,35 @@
 -- A hit (op 0) or a look at what a hit would give (op 1): every rule is judged, then every key is written or none.
 -- Answers in one string: 1 or 0, the time, and for each target a length and the state as it was.
 local count = #ARGV - 1
-local rules, found, pieces, allowed = {}, {}, {}, 1
+local rules, found, pieces, fitting, allowed = {}, {}, {}, {}, 1
 for i = 1, count do
     local rule = rule_of(i)
     local fits, state, raw = look[rule.algorithm](KEYS[rule.key], now, rule)
     if not fits then allowed = 0 end
-    rules[i], found[i], pieces[i] = rule, state, pack('<Bc0', #raw, raw)
+    rules[i], found[i], fitting[i], pieces[i] = rule, state, fits, pack('<Bc0', #raw, raw)
 end
 if allowed == 1 and op == 0 then
     for i = 1, count do
         local rule = rules[i]
         if rule.cost > 0 and not rule.charged and not rule.follows then -- several rules on one key: it is charged once
             take[rule.algorithm](KEYS[rule.key], now, rule, found[i])
+        end
+    end
+elseif op == 0 then
+    -- Groups in which what is denied counts too: those that deny. Such a state is told as it is afterwards.
+    local denies = {}
+    for i = 1, count do
+        if not fitting[i] then denies[rules[i].group] = true end
+    end
+    for i = 1, count do
+        local rule = rules[i]
+        local holds = rule.algorithm >= 4 and rule.burst or rule.limit
+        if rule.group > 0 and denies[rule.group] and rule.cost > 0 and rule.cost <= holds and not rule.charged and
+            not rule.follows then
+            local write = fitting[i] and take or knock
+            write[rule.algorithm](KEYS[rule.key], now, rule, found[i])
+            local _, _, raw = look[rule.algorithm](KEYS[rule.key], now, rule)
+            pieces[i] = pack('<Bc0', #raw, raw)
         end
     end
 end

@@ -140,8 +140,9 @@ tg__redis_names_suffix(const tg_redis_names *names, const tg_rule *rule, char su
 /* ---- who is counted ---- */
 
 void
-tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual)
+tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual, unsigned private_kinds)
 {
+    keyring->private_kinds = private_kinds;
     const tg_text key[] = { tg_text_of("tidegate key"), secret };
     tg__digest(key, 2, keyring->secret, sizeof keyring->secret);
     /* Four bytes: enough to tell two secrets apart by accident, too few to test guesses against. */
@@ -200,7 +201,7 @@ put_part(char *to, const tg_redis_keyring *keyring, tg_text kind, tg_text value,
         length = kind.length;
         to[length++] = '=';
     }
-    if (digest || private_kind(kind) || !readable(value))
+    if (digest || private_kind(kind) || (tg__private_bit(kind) & keyring->private_kinds) || !readable(value))
         return length + put_hashed(to + length, keyring, digest ? "long" : "value", kind, value);
     if (value.length == 0)
         to[length++] = '#';

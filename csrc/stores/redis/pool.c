@@ -5,7 +5,7 @@
  * the parent writes. So the child closes its copies of the descriptors (the parent's stay open) and begins with none.
  * It can be forked at any instant, so whatever may be half done then must be safe to find: `fd` is taken out of its
  * slot before it is closed, and the list of stores changes by single pointers. */
-#include "stores/redis/redis.h"
+#include "stores/redis/keep.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -50,6 +50,8 @@ begin_child(void)
         }
         store->idle_count = 0;
         atomic_store(&store->probing, false);
+        if (store->keeper)
+            tg__keeper_after_fork(store->keeper);
         if (store->cluster)
             tg__cluster_begin_child(store->cluster);
     }
@@ -157,6 +159,15 @@ tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound)
         store->idle_order[store->idle_count++] = (unsigned)(wire - store->wires);
     pthread_cond_signal(&store->freed);
     pthread_mutex_unlock(&store->lock);
+}
+
+bool
+tg__pool_spare(tg_redis_store *store, bool open)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool spare = store->idle_count > 0 || (!open && closed_one(store));
+    pthread_mutex_unlock(&store->lock);
+    return spare;
 }
 
 tg_trouble

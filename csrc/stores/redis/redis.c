@@ -2,15 +2,20 @@
  * cannot: never past the deadline, and hardly any time at all once it is known (the circuit breaker).
  * Must not enter: what a rule means; RESP; sockets. */
 #include "stores/redis/async.h"
-#include "stores/redis/redis.h"
+#include "stores/redis/keep.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
+enum { SECRET_BYTES = sizeof((tg_redis_store *)0)->secret };
 #define OPEN_DEADLINE_US UINT64_C(250000) /* a start is not held up longer by a Redis that is not there */
 
 static tg_redis_store *
@@ -220,12 +225,61 @@ redis_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
     return TG_OK;
 }
 
+/* ---- what operators see and set ---- */
+
+static tg_redis_store *
+this_server(tg_store *store, tg_text hashed)
+{
+    (void)hashed; /* there is but one */
+    return redis_of(store);
+}
+
+static const tg_metric_name *
+redis_metric_name(tg_store *store, const char *space, const char *name)
+{
+    return tg__counts_name(tg__keeper_counts(redis_of(store)->keeper), space, name);
+}
+
+static _Atomic uint64_t *
+redis_metric_line(tg_store *store, const tg_metric_name *name)
+{
+    tg__keeper_wake(redis_of(store)->keeper);
+    return tg__counts_line(name);
+}
+
+static void
+redis_latency_add(tg_store *store, uint64_t latency_ns)
+{
+    tg__counts_latency_add(tg__keeper_counts(redis_of(store)->keeper), latency_ns);
+}
+
+static tg_status
+redis_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
+              tg_error *error)
+{
+    return tg__keeper_metrics(redis_of(store)->keeper, policies, room, count, latency, error);
+}
+
+static tg_status
+redis_override_set(tg_store *store, const tg_override *override, tg_error *error)
+{
+    return tg__keeper_override_set(redis_of(store)->keeper, override, error);
+}
+
+static tg_status
+redis_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                    tg_override *overrides, size_t room, size_t *count, tg_error *error)
+{
+    return tg__keeper_override_list(redis_of(store)->keeper, space, policy, identity, overrides, room, count, error);
+}
+
 static void
 redis_close(tg_store *base)
 {
     if (!base)
         return;
     tg_redis_store *store = redis_of(base);
+    tg__keeper_close(store->keeper);
     tg__pool_fini(store);
     tg__redis_names_close(store->names);
     tg__redis_address_fini(&store->address);
@@ -244,22 +298,67 @@ static const tg_store_ops redis_ops = {
     .utc_offset_us = redis_utc_offset_us,
     .stats = redis_stats,
     .close = redis_close,
+    .metric_name = redis_metric_name,
+    .metric_line = redis_metric_line,
+    .latency_add = redis_latency_add,
+    .metrics = redis_metrics,
+    .override_set = redis_override_set,
+    .override_list = redis_override_list,
     .examine = tg__redis_examine,
 };
 
 /* ---- opening ---- */
 
+/* From a file that nobody but its owner can read; a line's end is not part of it. */
+static tg_status
+read_secret(const char *path, char secret[SECRET_BYTES], tg_error *error)
+{
+    struct stat found;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd == -1)
+        return tg__error_system(error, TG_E_CONFIG, errno, "the secret's file %s", path);
+    ssize_t length = -1;
+    tg_status status = TG_OK;
+    if (fstat(fd, &found) == -1 || !S_ISREG(found.st_mode))
+        status = tg__error(error, TG_E_CONFIG, "the secret's file %s is no regular file", path);
+    else if ((found.st_mode & 077) != 0 || (found.st_uid != 0 && found.st_uid != geteuid()))
+        status = tg__error(error, TG_E_TRUST, "the secret's file %s has owner %u and mode %04o, expected %u or root and 0600",
+                           path, (unsigned)found.st_uid, (unsigned)found.st_mode & 07777, (unsigned)geteuid());
+    else if ((length = read(fd, secret, SECRET_BYTES)) == -1)
+        status = tg__error_system(error, TG_E_CONFIG, errno, "the secret's file %s", path);
+    close(fd);
+    while (status == TG_OK && length > 0 && length <= SECRET_BYTES && (secret[length - 1] == '\n' || secret[length - 1] == '\r'))
+        length--;
+    if (status == TG_OK && (length <= 0 || length >= SECRET_BYTES || memchr(secret, '\0', (size_t)length)))
+        status = tg__error(error, TG_E_CONFIG, "the secret's file %s: expected one line of 1 to %d bytes", path,
+                           SECRET_BYTES - 1);
+    if (status == TG_OK)
+        secret[length] = '\0';
+    return status;
+}
+
 /* One of our own is only an offer: the first that reaches Redis is kept there for all. */
 tg_status
-tg__redis_choose_secret(char secret[128], bool *given, tg_error *error)
+tg__redis_choose_secret(tg_text named, char secret[SECRET_BYTES], bool *given, tg_error *error)
 {
-    const char *environment = getenv("TIDEGATE_SECRET");
-    *given = environment && *environment;
+    const bool environments = named.length == 0;
+    if (environments)
+        named = tg_text_of(getenv("TIDEGATE_SECRET"));
+    *given = named.length != 0;
+    if (*given && named.data[0] == '@') {
+        char path[PATH_MAX];
+        if (named.length > sizeof path || memchr(named.data, '\0', named.length))
+            return tg__error(error, TG_E_CONFIG, "the path of the secret's file is too long, or holds a NUL byte");
+        memcpy(path, named.data + 1, named.length - 1);
+        path[named.length - 1] = '\0';
+        return read_secret(path, secret, error);
+    }
     if (*given) {
-        if (strlen(environment) >= sizeof((tg_redis_store *)0)->secret)
-            return tg__error(error, TG_E_CONFIG, "TIDEGATE_SECRET has at most %zu bytes",
-                             sizeof((tg_redis_store *)0)->secret - 1);
-        memcpy(secret, environment, strlen(environment) + 1);
+        if (named.length >= SECRET_BYTES || memchr(named.data, '\0', named.length))
+            return tg__error(error, TG_E_CONFIG, "%s has at most %d bytes, and no NUL byte among them",
+                             environments ? "TIDEGATE_SECRET" : "the secret", SECRET_BYTES - 1);
+        memcpy(secret, named.data, named.length);
+        secret[named.length] = '\0';
         return TG_OK;
     }
     uint8_t bytes[32];
@@ -317,7 +416,9 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     if (!store)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *store);
     store->base.ops = &redis_ops;
+    store->base.counts_denied = true; /* a cluster's does not: what is denied may lie in another slot */
     store->timeout_us = options->timeout_us;
+    store->base.private_kinds = options->private_kinds;
     store->clock = options->clock; /* store.c holds the reference */
     store->manual = options->clock != NULL;
     atomic_init(&store->ahead_us, INT64_MIN);
@@ -328,11 +429,16 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)
-        status = tg__redis_choose_secret(store->secret, &store->secret_given, error);
+        status = tg__redis_choose_secret(options->secret, store->secret, &store->secret_given, error);
     if (status == TG_OK) {
         store->names = tg__redis_names_open();
         if (!store->names)
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
+    }
+    if (status == TG_OK) {
+        store->keeper = tg__keeper_open(&store->base, this_server, store->manual);
+        if (!store->keeper)
+            status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }
     if (status == TG_OK)
         status = tg__pool_init(store, error);

@@ -80,6 +80,7 @@ void tg__redis_address_fini(tg_redis_address *address);
 typedef struct tg_redis_keyring {
     uint8_t secret[32];
     char prefix[24]; /* "tg1:0123abcd:{" */
+    unsigned private_kinds; /* TG_PRIVATE_ bits */
 } tg_redis_keyring;
 
 typedef struct tg_redis_wire {
@@ -186,7 +187,7 @@ tg_status tg__redis_names_add(tg_redis_names *names, const tg_rule *rule, const 
 /* Lock-free. A rule nobody has named ends with the digits of its scope. Returns the length. */
 size_t tg__redis_names_suffix(const tg_redis_names *names, const tg_rule *rule, char suffix[TG__REDIS_SUFFIX_MAX]);
 
-void tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual);
+void tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual, unsigned private_kinds);
 /* One dimension as it stands between the braces: readable where it is short and plain, hashed under the secret where it
  * is long, odd or private. Two identities never give one text. Returns the length. */
 size_t tg__redis_identity_text(const tg_redis_keyring *keyring, const tg_identity *identity,
@@ -226,6 +227,7 @@ typedef struct tg_redis_store {
 
     _Atomic int64_t ahead_us; /* the server's clock minus ours (monotonic) as last seen; INT64_MIN: never */
     _Atomic uint64_t timeouts;
+    struct tg_keeper *keeper; /* keep.h */
     _Atomic bool warned_eviction, warned_checks, warned_secret;
     struct tg_redis_store *next; /* all stores of this process, for its forked children */
 } tg_redis_store;
@@ -233,6 +235,8 @@ typedef struct tg_redis_store {
 /* Takes a connection that is open, greeted and not in use by anybody; waits for one until the deadline. */
 tg_trouble tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
 void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
+/* Whether tg__pool_take would find one, an open one at that, without waiting for another call to end. */
+bool tg__pool_spare(tg_redis_store *store, bool open);
 unsigned tg__fork_generation(void); /* another in each forked child */
 tg_status tg__pool_init(tg_redis_store *store, tg_error *error);
 void tg__pool_fini(tg_redis_store *store);
@@ -327,8 +331,8 @@ bool tg__cluster_redirects(const char *reply);
 unsigned tg__cluster_slot(tg_text hashed);
 void tg__cluster_begin_child(tg_cluster *cluster);
 
-/* From the environment, or one of our own to offer; `given` tells which. */
-tg_status tg__redis_choose_secret(char secret[128], bool *given, tg_error *error);
+/* As named, else from the environment, or one of our own to offer; `given` tells which. */
+tg_status tg__redis_choose_secret(tg_text named, char secret[128], bool *given, tg_error *error);
 
 /* Reads a hit script's answer and fills results. false: it is not what the script writes, or the verdicts disagree. */
 bool tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const uint8_t *first_of,

@@ -41,6 +41,10 @@ take[3] = function(key, now, rule, found)
     counter_store(key, now, rule, found.index, found.current + cost, found.previous)
 end
 
+knock[3] = function(key, now, rule, found)
+    counter_store(key, now, rule, found.index, held_denied(found.current, rule.limit, rule.cost), found.previous)
+end
+
 give[3] = function(key, now, rule)
     local found = counter_at(key, now, rule)
     local cost, current, previous = rule.cost, found.current, found.previous

@@ -143,6 +143,33 @@ take[2] = function(key, now, rule, log)
     call('PEXPIRE', key, lasts)
 end
 
+-- Appends the hit and drops the oldest entries that the limit no longer needs: only its newest units decide anything.
+knock[2] = function(key, now, rule, log)
+    local but_one = beyond(log.before, log.sum_but_one) > 0 and log.before or log.sum_but_one
+    local merges = rule.option > 0 and floor(log.newest / rule.option) == floor(log.now / rule.option)
+    local newest = beyond(log.sum, but_one)
+    local kept, before, position = log.units, log.before, log.first
+    local rows, at = call('LRANGE', key, position, position + 15), 1
+    while rows[at] and not (merges and kept <= newest) do
+        local _, sum = entry(rows[at])
+        local cost = beyond(sum, before)
+        if kept - cost + rule.cost < rule.limit then break end
+        if cost > 0 then before = sum end
+        kept, position, at = kept - cost, position + 1, at + 1
+        if at > 16 then rows, at = call('LRANGE', key, position, position + 15), 1 end
+    end
+    local sum = log.units > 0 and log.sum or log.before
+    if merges then
+        sum = (sum + held_denied(newest, rule.limit, rule.cost) - newest) % 1099511627776
+        call('LSET', key, -1, entry_text(log.now, sum))
+    else
+        call('RPUSH', key, entry_text(log.now, (sum + rule.cost) % 1099511627776))
+    end
+    if position > 1 then call('LTRIM', key, position - 1, -1) end
+    call('LSET', key, 0, entry_text(0, before))
+    call('PEXPIRE', key, expiry(log.now + rule.period - now))
+end
+
 -- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there
 -- is next to nothing behind it.
 local function give_own(key, rule, log)

@@ -866,6 +866,39 @@ leases_fit(const call *now, bool again)
     return true;
 }
 
+/* Whether a target counts although the call is denied: one of its group refuses. */
+static bool
+counts_denied(const call *now, size_t i)
+{
+    const tg_target *const target = &now->targets[i];
+    const plan *const at = &now->plans[i];
+    bool refused = false;
+    if (target->counts_denied == 0 || !at->charges || at->leader != i)
+        return false;
+    for (size_t j = 0; j < now->count; j++)
+        refused |= now->targets[j].counts_denied == target->counts_denied && !now->plans[j].verdict.allowed;
+    return refused && target->cost <= capacity_of(at->rule);
+}
+
+/* Fills `next` or `change` of a target that denied. false: a log without a place for it. */
+static bool
+plan_denied(call *now, plan *at)
+{
+    const uint64_t cost = at->target->cost;
+    if (!is_log(at)) {
+        tg__count_denied(at->rule, &at->state, at->now_us, cost, &at->next);
+        return true;
+    }
+    tg_log_cursor cursor;
+    const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+    tg__log_count_denied(at->rule, &view, at->now_us, cost, &at->change);
+    if (tg__log_grows(&at->log, &at->change) && !has_block(now, at)) {
+        at->squeeze = tg__log_squeezes(&at->log);
+        return at->squeeze;
+    }
+    return true;
+}
+
 static void
 take_leases(const call *now, tg_lease *lease)
 {
@@ -881,6 +914,64 @@ take_leases(const call *now, tg_lease *lease)
         terms.cost = at->target->cost;
         lease->places[i] = tg__lease_add(&at->area, at->index, at->rule, &terms);
     }
+}
+
+/* What is told of a target that counted a denied hit: whether and when the same would pass the state that this one has
+ * brought about. */
+static void
+tell_denied(plan *at)
+{
+    if (is_log(at)) {
+        tg_log_cursor cursor;
+        tg_log_change unwritten;
+        const tg_log_view view = tg__log_view(&at->area, &at->log, at->now_us, &cursor);
+        at->verdict = tg__log_decide(at->rule, &view, at->now_us, at->target->cost, 0, &unwritten);
+    } else {
+        tg_state unwritten;
+        at->verdict = tg__decide(at->rule, &at->state, at->now_us, at->target->cost, &unwritten);
+    }
+}
+
+/* Denied, and counted all the same. Rare enough to look at everything twice. */
+static __attribute__((noinline, cold)) void
+hit_denied(call *now, size_t count)
+{
+    bool counting[TG_TARGETS_MAX], any = false;
+    for (size_t i = 0; i < count; i++) {
+        plan *const at = &now->plans[i];
+        counting[i] = counts_denied(now, i) && (at->verdict.allowed || plan_denied(now, at));
+        any |= counting[i];
+    }
+    if (!any)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        plan *const at = &now->plans[i];
+        if (!counting[i]) {
+            at->charges = false; /* nothing of it is written, or to be freed */
+            continue;
+        }
+        if (at->verdict.allowed) {
+            write_target(now, TG_TARGETS_MAX, at);
+            tell_denied(at);
+            continue;
+        }
+        at->verdict = (tg_verdict){ .stamp_us = is_log(at) ? at->change.entry.at_us : at->now_us,
+                                    .reset_after_us = at->rule->period_us };
+        tg__undo_save_entry(&at->area, at->index);
+        if (is_log(at)) {
+            now->loosened = true;
+            at->loose[0].count = at->loose[1].count = 0;
+            write_log(at);
+        } else {
+            const tg_pressure pressure = tg__pressure(at->rule, &at->next, at->now_us);
+            store_entry(at, &pressure, &at->next);
+            at->state = at->next;
+        }
+        tell_denied(at);
+    }
+    settle(now);
+    if (now->loosened)
+        free_loose(now);
 }
 
 /* lease  NULL, or what all that is taken is held under; it refuses where there is no room for it */
@@ -912,6 +1003,13 @@ hit(call *now, size_t count, bool writing, tg_lease *lease, tg_result *results, 
         settle(now);
         if (__builtin_expect(now->loosened, 0))
             free_loose(now);
+    }
+    if (!allowed && writing) {
+        uint8_t counting = 0;
+        for (size_t i = 0; i < count; i++)
+            counting |= now->targets[i].counts_denied;
+        if (__builtin_expect(counting, 0))
+            hit_denied(now, count);
     }
     for (size_t i = 0; i < count; i++) {
         plan *const at = &now->plans[i];
@@ -1234,6 +1332,7 @@ tg__table_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
         return status;
     }
     table->base.ops = &table_ops;
+    table->base.counts_denied = true;
     table->place = place;
     table->clock = options->clock;
     table->timeout_us = options->timeout_us ? options->timeout_us : DEFAULT_TIMEOUT_US;

@@ -96,7 +96,7 @@ static bool
 is_plain(const tg_target *targets, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (targets[i].charged || targets[i].forced || targets[i].patience_us)
+        if (targets[i].charged || targets[i].forced || targets[i].patience_us || targets[i].counts_denied)
             return false;
     return true;
 }
@@ -277,6 +277,20 @@ tiered_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
     return inner_of(store)->ops->stats(inner_of(store), stats, error);
 }
 
+static tg_status
+tiered_examine(tg_store *store, tg_error *error)
+{
+    tg_store *inner = inner_of(store);
+    return inner->ops->examine ? inner->ops->examine(inner, error) : TG_OK;
+}
+
+static _Atomic uint64_t *
+tiered_watch_line(tg_store *store, const tg_metric_name *name)
+{
+    tg_store *inner = inner_of(store);
+    return inner->ops->watch_line ? inner->ops->watch_line(inner, name) : NULL;
+}
+
 static const tg_metric_name *
 tiered_metric_name(tg_store *store, const char *space, const char *name)
 {
@@ -350,6 +364,8 @@ static const tg_store_ops tiered_ops = {
     .utc_offset_us = tiered_utc_offset_us,
     .stats = tiered_stats,
     .close = tiered_close,
+    .examine = tiered_examine,
+    .watch_line = tiered_watch_line,
     .metric_name = tiered_metric_name,
     .metric_line = tiered_metric_line,
     .latency_add = tiered_latency_add,
@@ -406,6 +422,7 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
     }
     enlist(tiered);
     tiered->base.shown = tiered->inner->shown;
+    tiered->base.counts_denied = tiered->inner->counts_denied;
     /* Trouble that was found at opening has been spoken of. */
     atomic_store(&tiered->base.failing, atomic_load(&tiered->inner->failing));
     atomic_store(&tiered->base.last_failure_us, atomic_load(&tiered->inner->last_failure_us));

@@ -794,6 +794,148 @@ a_table_too_small_to_count_still_pauses_by_what_its_process_has_seen(void **unus
     unlink(path);
 }
 
+/* ---- count_denied ---- */
+
+static const char *const EVERY_ALGORITHM[] = { "sliding_log", "fixed_window", "sliding_counter", "token_bucket",
+                                               "leaky_bucket", "sliding_log resolution 2s" };
+
+static tg_judgement
+asked(const char *path)
+{
+    tg_judgement judgement;
+    tg_error error;
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of(path), .peer = tg_text_of("192.0.2.1") };
+    if (tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, &error) != TG_OK)
+        fail_msg("%s", error.message);
+    return judgement;
+}
+
+/* Once a second for a minute: how often it passed. */
+static unsigned
+knocked(uint64_t *retry_us)
+{
+    unsigned passed = 0;
+    for (int second = 0; second < 60; second++) {
+        const tg_judgement judgement = asked("/");
+        passed += judgement.status == 0;
+        *retry_us = judgement.decision.retry_after_us;
+        tg_clock_advance_us(now, 1000000);
+    }
+    return passed;
+}
+
+static void
+who_keeps_knocking_stays_out_where_denied_hits_count_and_only_there(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < COUNT(EVERY_ALGORITHM); i++)
+        for (int counting = 0; counting < 2; counting++) {
+            char yaml[200];
+            uint64_t retry_us;
+            snprintf(yaml, sizeof yaml, "policies:\n  - {name: a, rules: 2/4s %s%s}\n", EVERY_ALGORITHM[i],
+                     counting ? ", count_denied: true" : "");
+            tg_gate_close(gate);
+            rules(yaml);
+            const unsigned passed = knocked(&retry_us);
+            if (!counting) {
+                assert_in_range(passed, 15, 32); /* about two in every four seconds */
+                continue;
+            }
+            assert_in_range(passed, 2, 3); /* a bucket drains while the first come */
+            /* After as long as was told it passes, a microsecond earlier it does not; and that is no more than two periods. */
+            assert_in_range(retry_us, 1, 8000000);
+            tg_judgement judgement = asked("/");
+            assert_int_equal(judgement.status, 429);
+            assert_int_equal(judgement.decision.remaining, 0);
+            tg_clock_advance_us(now, judgement.decision.retry_after_us - 1);
+            judgement = asked("/");
+            assert_int_equal(judgement.status, 429); /* and begins anew by that */
+            tg_clock_advance_us(now, judgement.decision.retry_after_us);
+            assert_int_equal(asked("/").status, 0);
+        }
+}
+
+static void
+a_look_counts_nothing_and_a_cost_that_never_fits_neither(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < COUNT(EVERY_ALGORITHM); i++) {
+        char yaml[200];
+        tg_judgement judgement;
+        tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                               .peek = true };
+        snprintf(yaml, sizeof yaml, "policies:\n  - {name: a, rules: 2/hour %s, count_denied: true}\n", EVERY_ALGORITHM[i]);
+        tg_gate_close(gate);
+        rules(yaml);
+        assert_int_equal(tg_gate_judge(gate, &request, 3, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        request.peek = false;
+        assert_int_equal(tg_gate_judge(gate, &request, 3, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        assert_int_equal(judgement.decision.retry_after_us, TG_NEVER);
+        assert_int_equal(judgement.decision.remaining, 2);
+        asked("/");
+        asked("/");
+        request.peek = true;
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        const uint64_t wait_us = judgement.decision.retry_after_us;
+        tg_clock_advance_us(now, wait_us - 1);
+        assert_int_equal(tg_gate_judge(gate, &request, 1, NULL, 0, &judgement, NULL, NULL), TG_OK);
+        assert_int_equal(judgement.status, 429);
+        tg_clock_advance_us(now, 1);
+        assert_int_equal(asked("/").status, 0);
+    }
+}
+
+static void
+a_denied_hit_counts_at_all_rules_of_its_policy_and_at_no_other_policy(void **unused)
+{
+    (void)unused;
+    rules("policies:\n"
+          "  - {name: wide, rules: 100/day, also: true}\n"
+          "  - {name: shut, match: {path: /shut}, rules: 1/minute; 6/day, count_denied: true}\n"
+          "  - {name: full, match: {path: /full}, rules: 3/day, count_denied: true}\n");
+    assert_int_equal(asked("/shut").status, 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(asked("/shut").status, 429);
+    tg_clock_advance_us(now, 60000000);
+    assert_int_equal(asked("/shut").decision.remaining, 0); /* 6/day: one passed, four counted, this one */
+    tg_clock_advance_us(now, 60000000);
+    assert_int_equal(asked("/shut").status, 429);
+    assert_int_equal(asked("/").decision.remaining, 97); /* "wide" let through and was not charged for what "shut" refused */
+    for (int i = 0; i < 96; i++)
+        assert_int_equal(asked("/").status, 0);
+    assert_int_equal(asked("/full").status, 0); /* the hundredth */
+    assert_int_equal(asked("/full").status, 429);
+    assert_string_equal(asked("/full").policy, "wide");
+    /* "full" took one, and nothing for what "wide" refused. */
+    const tg_part part = { tg_text_of("ip"), tg_text_of("192.0.2.1") };
+    const tg_dimension dimension = { &part, 1 };
+    tg_decision decision;
+    tg_limiter *full;
+    assert_int_equal(tg_gate_limiter(gate, tg_text_of("full"), &full, NULL), TG_OK);
+    assert_int_equal(tg_limiter_peek(full, &dimension, 1, 1, &decision, NULL), TG_OK);
+    assert_int_equal(decision.remaining, 2);
+    tg_limiter_close(full);
+}
+
+static void
+knocking_for_long_takes_no_more_room_than_the_rule(void **unused)
+{
+    (void)unused;
+    tg_store_stats before, since;
+    rules("policies:\n  - {name: a, rules: 20/hour, count_denied: true}\n");
+    for (int i = 0; i < 40; i++)
+        asked("/");
+    assert_int_equal(tg_store_read_stats(tg_gate_store(gate), &before, NULL), TG_OK);
+    for (int i = 0; i < 100000; i++) {
+        tg_clock_advance_us(now, 1000);
+        assert_int_equal(asked("/").status, 429);
+    }
+    assert_int_equal(tg_store_read_stats(tg_gate_store(gate), &since, NULL), TG_OK);
+    assert_in_range(since.log_blocks_used, 1, before.log_blocks_used + 2);
+    tg_clock_advance_us(now, asked("/").decision.retry_after_us);
+    assert_int_equal(asked("/").status, 0);
+}
+
 /* ---- log_decisions ---- */
 
 static unsigned
@@ -885,6 +1027,10 @@ main(void)
         cmocka_unit_test_setup_teardown(a_pause_lifts_no_other_policy_and_no_prohibition, begin, end),
         cmocka_unit_test_setup_teardown(how_answers_go_is_known_to_every_gate_of_a_table_and_outlives_a_reload, begin, end),
         cmocka_unit_test_setup_teardown(a_table_too_small_to_count_still_pauses_by_what_its_process_has_seen, begin, end),
+        cmocka_unit_test_setup_teardown(who_keeps_knocking_stays_out_where_denied_hits_count_and_only_there, begin, end),
+        cmocka_unit_test_setup_teardown(a_look_counts_nothing_and_a_cost_that_never_fits_neither, begin, end),
+        cmocka_unit_test_setup_teardown(a_denied_hit_counts_at_all_rules_of_its_policy_and_at_no_other_policy, begin, end),
+        cmocka_unit_test_setup_teardown(knocking_for_long_takes_no_more_room_than_the_rule, begin, end),
         cmocka_unit_test_setup_teardown(a_hundred_thousand_refusals_are_a_few_lines_with_their_number, begin, end),
         cmocka_unit_test_setup_teardown(decisions_are_logged_where_asked_for_and_never_by_a_look, begin, end),
     };

@@ -27,6 +27,14 @@
 
 #define SECOND_US UINT64_C(1000000)
 
+/* A child of a process of several threads, and a store's keeper is one, begins a thread of its own: that the thread
+ * sanitizer does not follow. */
+#ifdef __SANITIZE_THREAD__
+#define SKIP_FORKS() skip()
+#else
+#define SKIP_FORKS() ((void)0)
+#endif
+
 typedef struct server {
     char folder[64], path[96], uri[128];
     uint16_t port;
@@ -164,6 +172,22 @@ server_ask(const server *one, char *refused, const char *command)
     freeReplyObject(reply);
     redisFree(link);
     return number;
+}
+
+/* How many keys there are, but for the secret and what is kept for operators. */
+static inline long long
+server_counted(const server *one)
+{
+    long long count = 0;
+    redisContext *link = server_connect(one);
+    assert_non_null(link);
+    redisReply *keys = redisCommand(link, "KEYS *");
+    assert_non_null(keys);
+    for (size_t i = 0; i < keys->elements; i++)
+        count += strcmp(keys->element[i]->str, "tg1:secret") != 0 && !strstr(keys->element[i]->str, "{tidegate}");
+    freeReplyObject(keys);
+    redisFree(link);
+    return count;
 }
 
 /* A number out of INFO. */

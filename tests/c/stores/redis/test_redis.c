@@ -232,7 +232,7 @@ keys_say_who_and_what_and_begin_with_the_secrets_fingerprint(void **unused)
     assert_true(one_key("tg1:????????:{header:X-Token=#????????????????????????????????}:*"));
     assert_false(one_key("*s3cr3t*"));
     assert_int_equal(server_ask(&redis, NULL, "KEYS tg1:????????:{user=#????????????????????????????????}:*"), 2);
-    assert_int_equal(server_ask(&redis, NULL, "DBSIZE"), 7); /* and no secret beside them */
+    assert_int_equal(server_counted(&redis), 7); /* and no secret beside them */
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
@@ -242,7 +242,7 @@ random_identities_never_share_a_key_and_stay_between_one_pair_of_braces(void **u
 {
     (void)unused;
     tg_redis_keyring keyring;
-    tg__redis_keyring_init(&keyring, tg_text_of("s"), false);
+    tg__redis_keyring_init(&keyring, tg_text_of("s"), false, 0);
     static const char alphabet[] = "ab{},=#:%\0 \xff" "1";
     static struct {
         tg_identity identity;
@@ -352,7 +352,7 @@ a_key_lives_until_its_state_equals_a_fresh_one(void **unused)
         tg_limiter_close(limiter);
     }
     sleep_us(4100000); /* a counter lives two windows */
-    assert_int_equal(server_ask(&redis, NULL, "DBSIZE"), 1); /* the secret */
+    assert_int_equal(server_counted(&redis), 0);
     tg_store_close(store);
 }
 
@@ -370,11 +370,11 @@ looking_refunding_and_denials_make_no_key(void **unused)
     assert_int_equal(tg_limiter_reset(limiter, &dimension, 1, NULL), TG_OK);
     assert_true(hit_cost(limiter, "a", 0).allowed);
     assert_false(hit_cost(limiter, "a", 6).allowed);
-    assert_int_equal(server_ask(&redis, NULL, "DBSIZE"), 1);
+    assert_int_equal(server_counted(&redis), 0);
     hit(limiter, "a");
-    assert_int_equal(server_ask(&redis, NULL, "DBSIZE"), 5);
+    assert_int_equal(server_counted(&redis), 4);
     assert_int_equal(tg_limiter_reset(limiter, &dimension, 1, NULL), TG_OK);
-    assert_int_equal(server_ask(&redis, NULL, "DBSIZE"), 1);
+    assert_int_equal(server_counted(&redis), 0);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
@@ -641,6 +641,7 @@ static void
 a_forked_child_never_uses_its_parents_connection(void **unused)
 {
     (void)unused;
+    SKIP_FORKS();
     tg_store *store = open_store(patient_uri, NULL);
     tg_limiter *limiter = open_limiter(store, "1000/hour", "x");
     hit(limiter, "a");
@@ -664,7 +665,8 @@ a_forked_child_never_uses_its_parents_connection(void **unused)
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
     assert_int_equal(hit(limiter, "a").remaining, 1000 - 1 - 50 - 200 - 1);
-    assert_int_equal(server_info(&redis, "stats", "total_connections_received") - before, 4 + 1); /* and ours */
+    /* One each, or two where a child's keeper had its only one when a hit came; one more of the parent's; and ours. */
+    assert_in_range(server_info(&redis, "stats", "total_connections_received") - before, 4 + 1, 2 * 4 + 1 + 1);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }

@@ -1,0 +1,425 @@
+/* The keeper: twice a second it carries what this process has counted to the server and brings back the overrides that stand,
+ * over a connection of the pool that nobody needs at that moment. A forked child has its own from its first decision on.
+ * Must not enter: decisions; the circuit breaker is looked at and never told anything.
+ *
+ * Locks: `talk` for a whole exchange (nothing else is held then but, for moments, the pool's lock), `sleep` for the
+ * thread's nap. No request takes either. */
+#include "stores/redis/keep.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Relative to where the compiler is called, as in script.c. */
+#if defined(__APPLE__)
+__asm__(".section __TEXT,__const\n.globl _tg__lua_keep\n.globl _tg__lua_keep_end\n_tg__lua_keep:\n"
+        ".incbin \"csrc/stores/redis/keep.lua\"\n_tg__lua_keep_end:\n.byte 0\n.text\n");
+#else
+__asm__(".section .rodata\n.globl tg__lua_keep\n.globl tg__lua_keep_end\ntg__lua_keep:\n"
+        ".incbin \"csrc/stores/redis/keep.lua\"\ntg__lua_keep_end:\n.byte 0\n.previous\n");
+#endif
+extern const char tg__lua_keep[] __attribute__((visibility("hidden")));
+extern const char tg__lua_keep_end[] __attribute__((visibility("hidden")));
+
+#define EVERY_US UINT64_C(500000) /* so that an override is followed within a second, whatever one exchange takes */
+#define FIRST_US UINT64_C(100000) /* after a process' first decision */
+#define EXCHANGE_US UINT64_C(250000) /* nobody waits for it: it may take longer than a decision may */
+#define WANTED_FOR_US UINT64_C(300000000) /* who asked for counts will ask again: a page of metrics, a person's `top` */
+#define SPARE_TRIES 10
+#define SPARE_EVERY_NS 5000000L
+#define FRESH_US UINT64_C(2000000)
+#define COUNTS_LAST_MS "2592000000" /* 30 days after the last that was counted */
+#define TEXT_BYTES 65536
+#define HASHED "tidegate"
+
+struct tg_keeper {
+    tg_store *store;
+    tg_keeper_server *server;
+    bool manual; /* time is a test's: nothing is done by itself */
+    tg_counts *counts;
+    tg_orders *orders;
+
+    pthread_mutex_t talk;
+    char *text; /* what is carried; under `talk` */
+    char *seen; /* the counts of all processes as last brought back, under `talk`; NULL: never */
+    size_t seen_length;
+    uint64_t seen_at_us, wanted_until_us;
+    bool told; /* that it is not allowed to */
+
+    _Atomic unsigned generation; /* of the process that has a thread for it; 0: none */
+    pthread_mutex_t sleep;
+    pthread_cond_t woken;
+    bool stop; /* under `sleep` */
+    pthread_t thread;
+};
+
+/* ---- one exchange ---- */
+
+typedef struct tg_errand {
+    const tg_override *set; /* NULL: none */
+    uint64_t lasts_us;
+    bool wants_counts;
+    uint64_t patience_us; /* for a connection: 0 takes only what is free */
+    bool full; /* set: no more overrides may stand */
+} tg_errand;
+
+static void
+put_number(tg_resp *resp, const char *format, uint64_t number)
+{
+    char digits[24];
+    const int length = snprintf(digits, sizeof digits, format, number);
+    tg__resp_bulk(resp, digits, (size_t)length);
+}
+
+static void
+compose(tg_keeper *keeper, const tg_errand *errand, const tg_redis_keyring *keyring, size_t text_length, tg_resp *resp)
+{
+    char place[TG__ORDER_BYTES_MAX], says[TG__ORDER_BYTES_MAX];
+    const char *const counts = keeper->manual ? "tg1m:{" HASHED "}:counts" : "tg1:{" HASHED "}:counts";
+    const char *const orders = keeper->manual ? "tg1m:{" HASHED "}:overrides" : "tg1:{" HASHED "}:overrides";
+    tg__resp_count(resp, '*', errand->set ? 13 : 9);
+    tg__resp_bulk(resp, "EVAL", 4);
+    tg__resp_bulk(resp, tg__lua_keep, (size_t)(tg__lua_keep_end - tg__lua_keep));
+    tg__resp_bulk(resp, "2", 1);
+    tg__resp_bulk(resp, counts, strlen(counts));
+    tg__resp_bulk(resp, orders, strlen(orders));
+    if (keeper->manual)
+        put_number(resp, "%" PRIu64, tg_store_now_us(keeper->store));
+    else
+        tg__resp_bulk(resp, "-1", 2);
+    tg__resp_bulk(resp, COUNTS_LAST_MS, sizeof COUNTS_LAST_MS - 1);
+    tg__resp_bulk(resp, keeper->text, text_length);
+    tg__resp_bulk(resp, errand->wants_counts ? "1" : "0", 1);
+    if (!errand->set)
+        return;
+    tg__order_words(errand->set, keyring, place, says);
+    tg__resp_bulk(resp, place, strlen(place));
+    put_number(resp, "%" PRIu64, errand->lasts_us);
+    tg__resp_bulk(resp, says, strlen(says));
+    put_number(resp, "%" PRIu64, (uint64_t)TG__OVERRIDES_MAX);
+}
+
+static bool
+keep_counts(tg_keeper *keeper, const redisReply *text)
+{
+    char *copy = malloc(text->len + 1);
+    if (!copy)
+        return false;
+    memcpy(copy, text->str, text->len);
+    free(keeper->seen);
+    keeper->seen = copy;
+    keeper->seen_length = text->len;
+    keeper->seen_at_us = tg__monotonic_us();
+    return true;
+}
+
+static tg_trouble
+hear(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, const tg_redis_keyring *keyring,
+     const redisReply *reply, tg_error *error)
+{
+    char explained[320];
+    if (reply->type == REDIS_REPLY_ERROR) {
+        const tg_trouble meant = tg__redis_trouble(reply->str, explained, sizeof explained);
+        tg__error(error, TG_E_STORE, "%s: %s", server->address.shown, explained);
+        return meant;
+    }
+    bool sound = reply->type == REDIS_REPLY_ARRAY && reply->elements == 4;
+    for (size_t i = 0; sound && i < 4; i++)
+        sound = reply->element[i]->type == REDIS_REPLY_STRING;
+    uint64_t now_us = 0;
+    if (!sound ||
+        !tg__text_number((tg_text){ reply->element[0]->str, reply->element[0]->len }, UINT64_C(1) << 53, &now_us)) {
+        tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", server->address.shown);
+        return TG__TROUBLE_REFUSED;
+    }
+    const redisReply *said = reply->element[3];
+    errand->full = strcmp(said->str, "FULL") == 0;
+    if (said->len == 0)
+        tg__counts_carried(keeper->counts);
+    if (!keeper->manual)
+        atomic_store_explicit(&server->ahead_us, (int64_t)now_us - (int64_t)tg__monotonic_us(), memory_order_relaxed);
+    const tg_text orders = { reply->element[1]->str, reply->element[1]->len };
+    for (unsigned again = 0; !tg__orders_see(keeper->orders, orders, keyring) && again < 1000; again++)
+        sched_yield(); /* a reader copies a few hundred bytes */
+    if (errand->wants_counts)
+        keep_counts(keeper, reply->element[2]);
+    return TG__TROUBLE_NONE;
+}
+
+/* An open connection that is idle for a moment, so that no further one is opened for this; one that is closed where there
+ * has been none for a while. */
+static bool
+find_spare(tg_redis_store *server)
+{
+    for (unsigned again = 0; again < SPARE_TRIES; again++) {
+        if (tg__pool_spare(server, true))
+            return true;
+        nanosleep(&(struct timespec){ .tv_nsec = SPARE_EVERY_NS }, NULL);
+    }
+    return tg__pool_spare(server, false);
+}
+
+/* Under `talk`. */
+static tg_trouble
+exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
+{
+    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
+    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
+    if (!server) {
+        tg__error(error, TG_E_STORE, "redis: no server is known yet that keeps what operators see and set");
+        return TG__TROUBLE_LINK;
+    }
+    if (!keeper->text && !(keeper->text = malloc(TEXT_BYTES))) {
+        tg__error(error, TG_E_NOMEM, "redis: %d bytes", TEXT_BYTES);
+        return TG__TROUBLE_REFUSED;
+    }
+    tg_redis_wire *wire = NULL;
+    tg_trouble trouble = errand->patience_us || find_spare(server)
+                             ? tg__pool_take(server, deadline_us, &wire, error)
+                             : TG__TROUBLE_PAUSED;
+    if (!wire) {
+        if (trouble == TG__TROUBLE_PAUSED)
+            tg__error(error, TG_E_STORE, "%s: every connection is in use", server->address.shown);
+        return trouble;
+    }
+    const size_t text_length = tg__counts_write(keeper->counts, keeper->text, TEXT_BYTES);
+    tg_resp resp = { .size = text_length + (size_t)(tg__lua_keep_end - tg__lua_keep) + 2 * TG__ORDER_BYTES_MAX + 1024 };
+    resp.data = malloc(resp.size);
+    if (!resp.data) {
+        tg__error(error, TG_E_NOMEM, "redis: %zu bytes", resp.size);
+        tg__pool_give(server, wire, true);
+        return TG__TROUBLE_REFUSED;
+    }
+    compose(keeper, errand, &wire->keyring, text_length, &resp);
+    bool unsent = true;
+    redisReply *reply = NULL;
+    trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, &unsent, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = hear(keeper, server, errand, &wire->keyring, reply, error);
+    else if (!unsent)
+        tg__counts_carried(keeper->counts); /* nobody knows: rather too few than the same ones twice */
+    if (reply)
+        freeReplyObject(reply);
+    free(resp.data);
+    tg__pool_give(server, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED);
+    return trouble;
+}
+
+static tg_status
+go(tg_keeper *keeper, tg_errand *errand, tg_error *error)
+{
+    pthread_mutex_lock(&keeper->talk);
+    const tg_trouble trouble = exchange(keeper, errand, error);
+    pthread_mutex_unlock(&keeper->talk);
+    if (trouble != TG__TROUBLE_NONE && error)
+        error->status = TG_E_STORE;
+    return trouble == TG__TROUBLE_NONE ? TG_OK : TG_E_STORE;
+}
+
+/* ---- the thread ---- */
+
+/* What only a person can change is said once; all else is said by those who decide. */
+static void
+tick(tg_keeper *keeper)
+{
+    tg_error error = { .message = "" };
+    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
+    if (!server || atomic_load_explicit(&server->asks_again_us, memory_order_relaxed) != 0)
+        return; /* known not to answer: those who decide find out when it does again */
+    pthread_mutex_lock(&keeper->talk);
+    tg_errand errand = { .wants_counts = tg__monotonic_us() < keeper->wanted_until_us };
+    const tg_trouble trouble = exchange(keeper, &errand, &error);
+    const bool tells = trouble == TG__TROUBLE_REFUSED && !keeper->told;
+    keeper->told |= tells;
+    pthread_mutex_unlock(&keeper->talk);
+    if (tells)
+        tg__notice("store-unkept", "%s; counts of decisions and overrides are not kept until that is put right",
+                   error.message);
+}
+
+static void *
+run(void *data)
+{
+    tg_keeper *keeper = data;
+    uint64_t drawn;
+    tg__random(&drawn, sizeof drawn);
+    for (bool first = true;; first = false) {
+        pthread_mutex_lock(&keeper->sleep);
+        if (!keeper->stop) {
+            /* Up to a tenth sooner, so that many processes do not ask at one instant. */
+            drawn = drawn * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            const uint64_t until_us = tg__monotonic_us() + (first ? FIRST_US : EVERY_US) - (drawn >> 33) % (EVERY_US / 10);
+            const struct timespec until = { (time_t)(until_us / 1000000), (long)(until_us % 1000000) * 1000 };
+            while (!keeper->stop && pthread_cond_timedwait(&keeper->woken, &keeper->sleep, &until) != ETIMEDOUT)
+                continue;
+        }
+        const bool stop = keeper->stop;
+        pthread_mutex_unlock(&keeper->sleep);
+        if (stop)
+            return NULL;
+        tick(keeper);
+    }
+}
+
+static void
+locks_init(tg_keeper *keeper)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&keeper->talk, NULL);
+    pthread_mutex_init(&keeper->sleep, NULL);
+    pthread_cond_init(&keeper->woken, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+/* Its own small stack, and no signal: handlers belong to the program. */
+static void
+begin_thread(tg_keeper *keeper)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 256 * 1024);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&keeper->thread, &attributes, run, keeper);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (failed)
+        atomic_store(&keeper->generation, 0); /* the next decision tries again */
+}
+
+void
+tg__keeper_wake(tg_keeper *keeper)
+{
+    const unsigned generation = tg__fork_generation() + 1;
+    unsigned had = atomic_load_explicit(&keeper->generation, memory_order_relaxed);
+    if (__builtin_expect(had == generation, 1) || keeper->manual)
+        return;
+    if (atomic_compare_exchange_strong(&keeper->generation, &had, generation))
+        begin_thread(keeper);
+}
+
+void
+tg__keeper_after_fork(tg_keeper *keeper)
+{
+    locks_init(keeper);
+    keeper->stop = false;
+    atomic_store(&keeper->generation, 0);
+    tg__counts_after_fork(keeper->counts);
+    tg__orders_after_fork(keeper->orders);
+}
+
+/* ---- its life ---- */
+
+tg_keeper *
+tg__keeper_open(tg_store *store, tg_keeper_server *server, bool manual)
+{
+    tg_keeper *keeper = calloc(1, sizeof *keeper);
+    if (!keeper)
+        return NULL;
+    keeper->store = store;
+    keeper->server = server;
+    keeper->manual = manual;
+    keeper->counts = tg__counts_open();
+    keeper->orders = tg__orders_open();
+    locks_init(keeper);
+    if (!keeper->counts || !keeper->orders) {
+        tg__keeper_close(keeper);
+        return NULL;
+    }
+    atomic_store(&store->overrides, tg__orders_standing(keeper->orders));
+    return keeper;
+}
+
+void
+tg__keeper_close(tg_keeper *keeper)
+{
+    if (!keeper)
+        return;
+    const bool runs = atomic_load(&keeper->generation) == tg__fork_generation() + 1;
+    if (runs) {
+        pthread_mutex_lock(&keeper->sleep);
+        keeper->stop = true;
+        pthread_cond_signal(&keeper->woken);
+        pthread_mutex_unlock(&keeper->sleep);
+        pthread_join(keeper->thread, NULL);
+    }
+    if (runs)
+        tick(keeper); /* what was counted since */
+    atomic_store(&keeper->store->overrides, NULL);
+    tg__counts_close(keeper->counts);
+    tg__orders_close(keeper->orders);
+    free(keeper->text);
+    free(keeper->seen);
+    pthread_cond_destroy(&keeper->woken);
+    pthread_mutex_destroy(&keeper->sleep);
+    pthread_mutex_destroy(&keeper->talk);
+    free(keeper);
+}
+
+tg_counts *
+tg__keeper_counts(tg_keeper *keeper)
+{
+    return keeper->counts;
+}
+
+/* ---- for operators ---- */
+
+tg_status
+tg__keeper_metrics(tg_keeper *keeper, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
+                   tg_error *error)
+{
+    tg_errand errand = { .wants_counts = true, .patience_us = EXCHANGE_US };
+    tg_status status = TG_OK;
+    pthread_mutex_lock(&keeper->talk);
+    const uint64_t now_us = tg__monotonic_us();
+    const bool fresh = keeper->seen && now_us - keeper->seen_at_us < FRESH_US &&
+                       atomic_load(&keeper->generation) == tg__fork_generation() + 1;
+    keeper->wanted_until_us = now_us + WANTED_FOR_US;
+    if (!fresh && exchange(keeper, &errand, error) != TG__TROUBLE_NONE)
+        status = TG_E_STORE;
+    if (status == TG_OK && !keeper->seen)
+        status = tg__error(error, TG_E_NOMEM, "redis: the counts of all processes");
+    if (status == TG_OK)
+        tg__counts_read((tg_text){ keeper->seen, keeper->seen_length }, policies, room, count, latency);
+    pthread_mutex_unlock(&keeper->talk);
+    if (status != TG_OK && error)
+        error->status = status;
+    return status;
+}
+
+tg_status
+tg__keeper_override_set(tg_keeper *keeper, const tg_override *override, tg_error *error)
+{
+    const uint64_t now_us = tg_store_now_us(keeper->store);
+    tg_errand errand = { .set = override, .patience_us = EXCHANGE_US };
+    if (override->until_us)
+        errand.lasts_us = override->until_us > now_us ? override->until_us - now_us : 1;
+    const tg_status status = go(keeper, &errand, error);
+    if (status == TG_OK && errand.full)
+        return tg__error(error, TG_E_SYSTEM, "redis: all %d places for overrides are taken; end some of them",
+                         TG__OVERRIDES_MAX);
+    return status;
+}
+
+tg_status
+tg__keeper_override_list(tg_keeper *keeper, const char *space, const char *policy, const uint8_t identity[16],
+                         tg_override *overrides, size_t room, size_t *count, tg_error *error)
+{
+    if (!policy) { /* a person asks: as it is now */
+        tg_errand errand = { .patience_us = EXCHANGE_US };
+        const tg_status status = go(keeper, &errand, error);
+        if (status != TG_OK)
+            return status;
+    }
+    tg__orders_list(keeper->orders, tg_store_now_us(keeper->store), space, policy, identity, overrides, room, count);
+    return TG_OK;
+}

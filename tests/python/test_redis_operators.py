@@ -1,0 +1,115 @@
+"""What operators see and set where several machines share a Redis: `tidegate stats, set, pause, list` on it, and the same from
+Python. The bounds and the bytes are held by tests/c/stores/redis/test_keep.c."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate import Gate, Limiter
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import Lateness, Server, server
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+SITE = """
+namespace: shop
+policies:
+  - name: login
+    match: {path: /login}
+    rules: 3/hour
+    by: [user|ip]
+"""
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Server]:
+    with server() as one:
+        yield one
+
+
+class Site:
+    def __init__(self, program: Path, folder: Path, store: str) -> None:
+        self.program = program
+        self.path = folder / "rules.yaml"
+        self.path.write_text(SITE)
+        self.store = store
+        self.gate = Gate(self.path, store=store)
+
+    def ok(self, command: str, *arguments: object) -> str:
+        done = subprocess.run(
+            [self.program, command, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            env={**CLEAN, "TIDEGATE_CONFIG": str(self.path), "TIDEGATE_STORE": self.store}, timeout=30, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    def ask(self, user: str) -> str:
+        return str(self.gate.judge_wsgi({"REQUEST_METHOD": "GET", "PATH_INFO": "/login"}, user=user).outcome)
+
+    def within(self, seconds: float, what: Callable[[], bool]) -> None:
+        with Lateness() as late:
+            began = time.monotonic()
+            while not what():
+                assert late.allows(time.monotonic() - began, seconds), "not in time"
+                time.sleep(0.02)
+
+
+@pytest.fixture(params=["", "tiered+"])
+def site(request: pytest.FixtureRequest, redis: Server, make: Callable[[str], None], build: Path, tmp_path: Path) -> Site:
+    make("programs")
+    redis("FLUSHALL")
+    return Site(build / "bin" / "tidegate", tmp_path, f"{request.param}{redis.patient}")
+
+
+def test_stats_of_all_processes_are_shown_for_people_machines_and_prometheus(site: Site) -> None:
+    assert [site.ask("42") for _ in range(5)] == ["allowed"] * 3 + ["denied"] * 2
+    program = "import sys; from tidegate import Gate\ngate = Gate(sys.argv[1], store=sys.argv[2])\n"
+    program += "for _ in range(4): gate.judge_wsgi({'REQUEST_METHOD': 'GET', 'PATH_INFO': '/login'}, user='43')\n"
+    subprocess.run([sys.executable, "-c", program, site.path, site.store], check=True, timeout=30)
+
+    def counts() -> dict[str, int]:
+        policies = json.loads(site.ok("stats", "--json"))["policies"]
+        return {**policies[0]} if policies else {}
+
+    site.within(2, lambda: counts().get("allowed") == 6 and counts().get("denied") == 3)
+    assert (counts()["namespace"], counts()["policy"]) == ("shop", "login")
+    assert 'tidegate_decisions_total{namespace="shop",policy="login",outcome="allowed"} 6\n' in site.ok("stats", "--prometheus")
+    assert "shop/login" in site.ok("stats")
+    assert "login" in site.ok("top", "--every", "0.1", "--times", "1")
+
+
+def test_one_client_is_tightened_and_a_policy_paused_from_the_shell(site: Site, redis: Server) -> None:
+    assert site.ask("42") == "allowed"
+    assert site.ok("set", "login", "1/hour", "--user", "42", "--for", "10m") == "login: set\n"
+    (told,) = json.loads(site.ok("list", "--json"))
+    assert (told["policy"], told["kind"], told["rules"], told["identity"]) == ("login", "rules", "1/hour", "user 42")
+    assert 590e6 < told["left_us"] <= 600e6
+    site.within(1, lambda: site.ask("42") == "denied")
+    assert site.ask("43") == "allowed"
+    assert site.ok("pause", "login", "--for", "10m") == "login: paused\n"
+    site.within(1, lambda: site.ask("42") == "allowed")
+    assert len(site.ok("list").splitlines()) == 2
+    site.ok("set", "login", "--end", "user=42")
+    site.ok("pause", "login", "--end")
+    assert site.ok("list") == "none\n"
+    assert redis("EXISTS", "tg1:{tidegate}:overrides") == 0
+    assert all(isinstance(left := redis("PTTL", name), int) and left > 0 for name in ["tg1:{tidegate}:counts"])
+
+
+def test_a_limiters_override_holds_in_another_process_and_ends_by_itself(redis: Server) -> None:
+    limiter = Limiter("5/hour", name="risk", store=redis.patient)
+    limiter.override("1/hour", "a", seconds=1.5)
+    program = "import sys, time; from tidegate import Limiter\none = Limiter('5/hour', name='risk', store=sys.argv[1])\n"
+    program += "end = time.monotonic() + 1.2\nlimits = set()\n"
+    program += "while time.monotonic() < end: limits.add(one.peek('a').limit); one.hit('b'); time.sleep(0.02)\nprint(min(limits))"
+    assert subprocess.check_output([sys.executable, "-c", program, redis.patient], text=True, timeout=30).strip() == "1"
+    time.sleep(0.5)
+    assert limiter.peek("a").limit == 5
