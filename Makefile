@@ -178,7 +178,7 @@ $(B)/bin/tidegate-cgi: $(CGI_OBJ)
 	    $$(pkg-config --variable=libdir libsodium)/libsodium.a,$$(pkg-config --libs libsodium)) -o $@
 
 # One extension in the tree, whatever B is: the package finds it beside its Python files.
-PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.toml' \
+PYTHON_SRC := $(LIB_SRC) $(sort $(shell find csrc python setup.py pyproject.toml \( -name '*.[ch]' -o -name '*.lua' -o -name '*.toml' \
     -o -name setup.py \) -not -path 'csrc/cli/*' 2>/dev/null))
 PYTHON_STAMP = .venv/.tidegate-built
 python: $(PYTHON_STAMP) ## the Python package, in place, in .venv
@@ -234,6 +234,11 @@ c-tests-asan c-tests-tsan: c-tests-%:
 test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
 	$(PYTHON) -m pytest tests $(PYTEST)
+
+.PHONY: test-debian13
+test-debian13: ## build and test in a Debian 13 root of its own, made once (as root)
+	@.ci/setup test
+	@B=$(B) .ci/debian13
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20

@@ -5,6 +5,7 @@
 #include "core/watch.h"
 
 #include "config/config.h"
+#include "core/metrics.h"
 
 #include <inttypes.h>
 
@@ -111,5 +112,8 @@ tg__watch_tell(tg_watch *watch, const tg_limiter *limiter, const tg_pause *pause
 void
 tg__watch_let_through(tg_watch *watch, const tg_limiter *limiter)
 {
-    atomic_fetch_add_explicit(&line_of(watch, limiter)[TG_WATCH_LET_THROUGH], 1, memory_order_relaxed);
+    if (limiter->store->ops->watch_line) /* the table's lines of counters are full */
+        atomic_fetch_add_explicit(&line_of(watch, limiter)[TG_WATCH_LET_THROUGH], 1, memory_order_relaxed);
+    else
+        tg__metrics_one(limiter, TG_METRIC_PAUSED);
 }

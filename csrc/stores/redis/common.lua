@@ -26,6 +26,7 @@ end
 local function expiry(wait)
     if manual then return '86400000' end
     local ms = floor(wait / 1000) + 1
+    if ms < 1 then ms = 1 end -- all was given back: it equals an absent one already
     if ms > 9007199254740 then ms = 9007199254740 end
     return format('%.0f', ms)
 end
