@@ -67,7 +67,8 @@ TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_
 endif
 # A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
 HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
-FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+# FUZZ_ONLY="fcgi fcgi_relay": these targets alone.
+FUZZ_SRC := $(sort $(wildcard $(patsubst %,tests/fuzz/fuzz_%.c,$(or $(FUZZ_ONLY),*))))
 BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)

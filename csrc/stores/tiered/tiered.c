@@ -390,6 +390,24 @@ inner_of(tg_store *store)
     return tg__tiered_of(store)->inner;
 }
 
+/* Reservations are the store behind's own; what they change is forgotten here, and what they hold comes back by itself. */
+static tg_status
+tiered_lease(tg_store *store, tg_lease_op op, const tg_target *targets, size_t count, tg_lease *lease, tg_result *results,
+             bool *overflow, tg_error *error)
+{
+    tg_tiered *tiered = tg__tiered_of(store);
+    tg_denial_key keys[TG_TARGETS_MAX];
+    tg__denials_keys(tiered->denials, targets, count, keys);
+    const tg_status status =
+        tiered->inner->ops->lease(tiered->inner, op, targets, count, lease, results, overflow, error);
+    for (size_t i = 0; i < count; i++) {
+        note_given(tiered, targets[i].rule);
+        if (op != TG_LEASE_RENEW)
+            tg__denials_drop(tiered->denials, &keys[i], op == TG_LEASE_SETTLE);
+    }
+    return status;
+}
+
 static tg_status
 tiered_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
 {
@@ -599,7 +617,8 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
     tg_tiered *tiered = calloc(1, sizeof *tiered);
     if (!tiered)
         return tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", sizeof *tiered);
-    tiered->base.ops = &tiered_ops;
+    tiered->ops = tiered_ops;
+    tiered->base.ops = &tiered->ops;
     tiered->base.private_kinds = options->private_kinds;
     tiered->clock = options->clock; /* store.c holds the reference */
     const tg_status status = open_tiers(tiered, uri, options, error);
@@ -607,6 +626,8 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
         tiered_close(&tiered->base);
         return status;
     }
+    if (tiered->inner->ops->lease)
+        tiered->ops.lease = tiered_lease;
     enlist(tiered);
     tiered->base.shown = tiered->inner->shown;
     tiered->base.counts_denied = tiered->inner->counts_denied;

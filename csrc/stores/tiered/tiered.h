@@ -7,6 +7,7 @@
 
 typedef struct tg_tiered {
     tg_store base;   /* first: a tg_store * is one of these */
+    tg_store_ops ops; /* of this store: `lease` is what the store behind has */
     tg_store *inner; /* the store behind: a reference that the registry does not know of */
     tg_clock *clock; /* NULL: real */
     tg_denials *denials;
