@@ -70,7 +70,8 @@ TEST_SRC := $(sort $(shell grep -lsE 'pthread_create|test-builds:.*tsan' $(TEST_
 endif
 # A test that stops inside the library at a chosen step says TG_TEST_HOOKS and gets a library compiled with it.
 HOOKED_SRC := $(sort $(shell grep -lsw TG_TEST_HOOKS $(TEST_SRC) /dev/null))
-FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+# FUZZ_ONLY="fcgi fcgi_relay": these targets alone.
+FUZZ_SRC := $(sort $(wildcard $(patsubst %,tests/fuzz/fuzz_%.c,$(or $(FUZZ_ONLY),*))))
 BENCH_SRC := $(sort $(filter-out bench/empty_method.c,$(wildcard bench/*.c)))
 
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/obj/%.o)
@@ -237,6 +238,11 @@ c-tests-asan c-tests-tsan: c-tests-%:
 test: setup ## set up, build, run every test
 	@$(MAKE) --no-print-directory -j2 build c-tests c-tests-asan c-tests-tsan
 	$(PYTHON) -m pytest tests $(PYTEST)
+
+.PHONY: test-debian13
+test-debian13: ## build and test in a Debian 13 root of its own, made once (as root)
+	@.ci/setup test
+	@B=$(B) .ci/debian13
 
 # Coverage-guided runs over whatever reads bytes from outside: SECONDS each.
 FUZZ_SECONDS ?= 20

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ROUNDS_MAX 501
 #define CALLS 20000 /* about 3 ms a row and round: short enough that a round meets one speed of the processor */
@@ -23,8 +24,10 @@ typedef struct row {
     const char *rules; /* NULL: not a decision */
     bool denied;
     bool peek;
+    const char *file; /* a rules file: a whole request is judged by it, and answered */
     size_t reset_every; /* a log fills: forgotten after so many hits, at a cost that spreads over them; 0: never */
     tg_limiter *limiter;
+    tg_gate *gate;
     double ns[ROUNDS_MAX];
 } row;
 
@@ -42,6 +45,14 @@ static row rows[] = {
     { .name = "sliding_counter", .base = "clock", .rules = "10000000000/day sliding_counter" },
     { .name = "sliding_log", .base = "clock", .rules = "1000/day sliding_log", .reset_every = 1000 },
     { .name = "sliding_log_denied", .base = "sliding_log", .rules = "1/year sliding_log", .denied = true },
+    { .name = "gate", .base = "one_rule", .rules = "",
+      .file = "trusted_proxies: [127.0.0.1]\npolicies:\n"
+              "  - {name: login, match: {path: /login, methods: POST}, rules: 5/minute}\n"
+              "  - {name: api, match: {path: \"/api/*\"}, rules: 1000000000/second token_bucket}\n" },
+    { .name = "gate_long_way", .base = "gate", .rules = "", /* no policy of it is simple */
+      .file = "trusted_proxies: [127.0.0.1]\npolicies:\n"
+              "  - {name: login, match: {path: /login, methods: POST}, rules: 5/minute, exempt: 10.0.0.0/8}\n"
+              "  - {name: api, match: {path: \"/api/*\"}, rules: 1000000000/second token_bucket}\n" },
 };
 #define ROWS (sizeof rows / sizeof *rows)
 
@@ -55,12 +66,52 @@ fail(const char *what, const tg_error *error)
     exit(1);
 }
 
+static tg_judgement judgement;
+static tg_answer answer;
+
+static tg_status
+judge(const row *r, tg_error *error)
+{
+    static const tg_header headers[] = {
+        { { "Host", 4 }, { "shop.example", 12 } },
+        { { "User-Agent", 10 }, { "Mozilla/5.0 (X11; Linux x86_64)", 31 } },
+        { { "Accept", 6 }, { "text/html,application/xhtml+xml", 31 } },
+        { { "Accept-Language", 15 }, { "en-GB,en;q=0.5", 14 } },
+        { { "X-Forwarded-For", 15 }, { "203.0.113.9", 11 } },
+        { { "Cookie", 6 }, { "sid=0123456789abcdef", 20 } },
+    };
+    static const tg_request request = {
+        .method = { "GET", 3 }, .path = { "/api/items/7?page=2", 19 }, .host = { "shop.example", 12 },
+        .peer = { "127.0.0.1", 9 }, .headers = headers, .header_count = sizeof headers / sizeof *headers,
+    };
+    return tg_gate_judge(r->gate, &request, 1, NULL, 0, &judgement, &answer, error);
+}
+
 static void
-open_rows(tg_store *store)
+open_gate(row *r, const char *uri)
+{
+    char path[] = "/tmp/tidegate-bench-XXXXXX";
+    tg_error error = { 0 };
+    const int fd = mkstemp(path);
+    const tg_gate_options options = { .path = tg_text_of(path), .store = tg_text_of(uri) };
+    const bool written = fd != -1 && write(fd, r->file, strlen(r->file)) == (ssize_t)strlen(r->file);
+    if (!written || tg_gate_open(&options, &r->gate, &error) != TG_OK || judge(r, &error) != TG_OK ||
+        judgement.outcome != TG_ALLOWED || answer.field_count == 0)
+        fail(r->name, &error);
+    close(fd);
+    unlink(path);
+}
+
+static void
+open_rows(tg_store *store, const char *uri)
 {
     for (row *r = rows; r < rows + ROWS; r++) {
         if (!r->rules)
             continue;
+        if (r->file) {
+            open_gate(r, uri);
+            continue;
+        }
         tg_error error = { 0 };
         const tg_limiter_options options = { .rules = tg_text_of(r->rules), .name = tg_text_of(r->name) };
         if (tg_limiter_open(store, NULL, &options, &r->limiter, &error) != TG_OK)
@@ -82,6 +133,8 @@ work(const row *r, size_t calls)
             struct timespec now;
             clock_gettime(CLOCK_BOOTTIME, &now); /* the one that the table reads */
             sum += (uint64_t)now.tv_nsec;
+        } else if (r->file) {
+            sum += judge(r, NULL) == TG_OK && judgement.status == 0;
         } else if (r->peek) {
             sum += tg_limiter_peek(r->limiter, &dimension, 1, 1, &decision, NULL) == TG_OK && decision.allowed;
         } else {
@@ -176,7 +229,7 @@ main(int argc, char **argv)
     tg_store *store;
     if (tg_store_open(tg_text_of(uri), NULL, &store, &error) != TG_OK)
         fail(uri, &error);
-    open_rows(store);
+    open_rows(store, uri);
     if (only) {
         const row *r = find(only);
         if (r->denied != (work(r, count) == 0))
@@ -202,8 +255,10 @@ main(int argc, char **argv)
         }
         printf("logged_hit_bytes %.2f 1\n", bytes_per_logged_hit(store));
     }
-    for (row *r = rows; r < rows + ROWS; r++)
+    for (row *r = rows; r < rows + ROWS; r++) {
         tg_limiter_close(r->limiter);
+        tg_gate_close(r->gate);
+    }
     tg_store_close(store);
     return 0;
 }

@@ -26,6 +26,8 @@ ROWS = (
     "sliding_counter",
     "sliding_log",
     "sliding_log_denied",
+    "gate",
+    "gate_long_way",
 )
 FEW, MANY = 2000, 22000
 

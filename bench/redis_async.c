@@ -203,7 +203,7 @@ main(int argc, char **argv)
         fail("open", error.message);
     redisContext *link = redisConnectUnix(argv[1]);
     tg_redis_keyring keyring;
-    tg__redis_keyring_init(&keyring, tg_text_of("bench"), false);
+    tg__redis_keyring_init(&keyring, tg_text_of("bench"), false, 0);
     ours(1, 1000); /* the script is there now */
     static const unsigned tasks[] = { 1, 16, 64, 256 };
     static double mine[4][ROUNDS_MAX], loops[4][ROUNDS_MAX], ratios[4][ROUNDS_MAX];

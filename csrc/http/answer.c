@@ -401,6 +401,11 @@ tg__answer_make(const tg_judgement *judgement, const tg_style *style, const tg_s
     const tg_decision *decision = &judgement->decision;
     const tg_outcome outcome = judgement->outcome;
     writer out = { answer, 0 };
+    /* Never NULL from here on: gcc 14 hands single members on by value and reads them before it is known whether they
+     * are asked for (IPA-SRA). */
+    static const tg_style_facts no_facts;
+    if (!facts)
+        facts = &no_facts;
     answer->status = outcome == TG_UNMATCHED || outcome == TG_EXEMPT ? 0 : judgement->status;
     answer->reason = reason_of(answer->status);
     answer->field_count = 0;

@@ -216,6 +216,25 @@ def test_rules_that_are_gone_are_a_503_and_not_a_500(web: Web, folder: Path) -> 
     wait_for(lambda: "rules-unreadable" in log_of(web), what="the line in the server's log")
 
 
+def test_every_method_stays_and_a_kept_connection_stays_in_step(web: Web) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=10)
+    for number, method in enumerate(("OPTIONS", "HEAD", "PUT", "POST", "GET", "HEAD", "DELETE")):
+        try:
+            connection.request(method, "/cgi-bin/shop.cgi", b"b" * 1000 if method in ("PUT", "POST") else None)
+        except (BrokenPipeError, ConnectionResetError):
+            assert number >= 3  # refused and closed: the server's right
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == (200 if number < 3 else 429), log_of(web)
+        if method == "HEAD":
+            assert body == b""
+        elif number < 3:
+            assert body.decode().split()[1] == method
+        if response.will_close:
+            connection.close()
+    connection.close()
+
+
 def test_fields_before_the_programs_own_leave_its_status_cookies_and_redirects_alone(web: Web, folder: Path) -> None:
     program = folder / "cgi-bin" / "shop.cgi"
     for lines, status, name, value in [

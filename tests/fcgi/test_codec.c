@@ -155,6 +155,37 @@ a_request_not_finished_yet_keeps_its_id_and_others_overtake_it(void **unused)
     const fcgi_event aborted = next_event(&in);
     assert_int_equal(aborted.kind, FCGI_EVENT_ABORTED);
     assert_ptr_equal(aborted.request, first.request);
+    fcgi_session_finish(&session, aborted.request);
+}
+
+static void
+a_request_of_a_number_that_is_not_finished_waits_for_it(void **unused)
+{
+    (void)unused;
+    stream in = { .length = 0 };
+    for (int i = 0; i < 2; i++) {
+        add_begin(&in, 1, FCGI_RESPONDER, true);
+        add_record(&in, FCGI_PARAMS, 1, NULL, 0, 0);
+    }
+    const fcgi_event first = next_event(&in);
+    assert_int_equal(first.kind, FCGI_EVENT_READY);
+    assert_int_equal(next_event(&in).kind, FCGI_EVENT_BUSY);
+    assert_true(fcgi_session_is_busy(&session));
+    assert_int_equal(next_event(&in).kind, FCGI_EVENT_BUSY); /* asked again too early */
+    fcgi_session_finish(&session, first.request);
+    assert_false(fcgi_session_is_busy(&session));
+    const fcgi_event second = next_event(&in);
+    assert_int_equal(second.kind, FCGI_EVENT_READY);
+    fcgi_session_finish(&session, second.request);
+    assert_int_equal(next_event(&in).kind, FCGI_EVENT_MORE);
+}
+
+static void
+a_number_begun_twice_before_its_parameters_are_in_is_no_stream(void **unused)
+{
+    (void)unused;
+    stream in = { .length = 0 };
+    add_begin(&in, 1, FCGI_RESPONDER, true);
     add_begin(&in, 1, FCGI_RESPONDER, true);
     assert_int_equal(next_event(&in).kind, FCGI_EVENT_BROKEN);
     assert_int_equal(next_event(&in).kind, FCGI_EVENT_BROKEN); /* it stays so */
@@ -305,6 +336,8 @@ main(void)
         cmocka_unit_test(parameters_are_walked_to_their_end_or_to_the_first_damage),
         IN_SESSION(a_request_is_ready_with_its_empty_params_and_not_before),
         IN_SESSION(a_request_not_finished_yet_keeps_its_id_and_others_overtake_it),
+        IN_SESSION(a_request_of_a_number_that_is_not_finished_waits_for_it),
+        IN_SESSION(a_number_begun_twice_before_its_parameters_are_in_is_no_stream),
         IN_SESSION(parameters_of_exactly_the_bound_are_taken_and_one_byte_more_is_not),
         cmocka_unit_test(the_bytes_of_all_sessions_together_are_bounded),
         IN_SESSION(requests_over_the_cap_are_told_overloaded_and_unknown_roles_so),

@@ -18,8 +18,11 @@ from fastapi import FastAPI, Response
 from fastapi.testclient import TestClient
 from flask import Flask
 from tidegate import Gate, ManualClock
+from tidegate.asgi import TidegateMiddleware as AsgiMiddleware
 from tidegate.fastapi import install
 from tidegate.flask import Tidegate
+from tidegate.wsgi import TidegateMiddleware as WsgiMiddleware
+from werkzeug.test import Client
 
 from conformance_cgi import cgi as ask_cgi
 from fcgi_daemon import Daemon, wait_for
@@ -94,8 +97,41 @@ def flask(rules: Path) -> Iterator[Ask]:
     yield ask
 
 
+def asgi(rules: Path) -> Iterator[Ask]:
+    async def anything(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    client = TestClient(AsgiMiddleware(anything, gate=gate_of(rules)), client=("127.0.0.1", 50000))
+
+    def ask(method: str, target: str, headers: dict[str, str]) -> Told:
+        got = client.request(method, f"http://testserver{target}", headers=headers)
+        return got.status_code, lower(got.headers.items()), got.content
+
+    yield ask
+
+
+def wsgi(rules: Path) -> Iterator[Ask]:
+    def anything(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b"done"]
+
+    client = Client(WsgiMiddleware(anything, gate=gate_of(rules)), use_cookies=False)
+
+    def ask(method: str, target: str, headers: dict[str, str]) -> Told:
+        raw = {"RAW_URI": target, "REQUEST_URI": target, "REMOTE_ADDR": "127.0.0.1"}
+        got = client.open("/" + target.lstrip("/"), method=method, headers=headers, environ_overrides=raw)
+        return got.status_code, lower(got.headers), got.data
+
+    yield ask
+
+
 def cgi(rules: Path) -> Iterator[Ask]:
     yield ask_cgi(rules, NOW_US)
+
+
+# Each face is a function of the rules file's path; that of nginx, which needs a server, is below.
+FACES = [core, fastapi, asgi, flask, wsgi, cgi]
 
 
 CONF = """
@@ -117,7 +153,7 @@ http {{
 """
 
 
-@pytest.fixture(params=[core, fastapi, flask, cgi, "nginx"], ids=["core", "fastapi", "flask", "cgi", "nginx"])
+@pytest.fixture(params=[*FACES, "nginx"], ids=[*(face.__name__ for face in FACES), "nginx"])
 def face(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[str], Ask]]:
     """A face under rules yet to be given."""
     if request.param != "nginx":

@@ -287,8 +287,16 @@ def test_nginx_over_kept_connections_never_meets_a_502(
             statuses.append(response.status)
         connection.close()
 
+    def leave() -> None:
+        for number in range(left):  # clients that hang up, some in the middle of their upload
+            with socket.create_connection(("127.0.0.1", nginx.port), 5) as peer:
+                method, length = (b"POST", 50_000) if number % 2 else (b"GET", 0)
+                peer.sendall(b"%s /decision?left HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (method, length)
+                             + b"x" * (length // 2))
+
+    left = each // 10
     try:
-        threads = [threading.Thread(target=load) for _ in range(4)]
+        threads = [threading.Thread(target=load) for _ in range(4)] + [threading.Thread(target=leave)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -300,8 +308,8 @@ def test_nginx_over_kept_connections_never_meets_a_502(
     only_expected(nginx.errors())
     assert daemon.stop() == 0
     requests, connections = re.findall(r"(\d+) requests on (\d+)", daemon.lines("stopped")[0])[0]
-    assert int(requests) == 4 * each
-    assert int(connections) < each / 25
+    assert 4 * each <= int(requests) <= 4 * each + left
+    assert int(connections) < each / 25 + left
 
 
 def test_the_example_rules_are_right_and_the_example_is_accepted_by_nginx(

@@ -41,7 +41,9 @@ struct asked {
     uint64_t deadline_us;
     uint64_t manual_now_us;
     bool finished, probe, whole; /* whole: its words hold the script's text */
+    bool put; /* its words were put behind those of the others, once */
     tg_begun *beginning; /* while its beginning has not returned */
+    tg_node_call *how; /* of a cluster's node; NULL */
     uint8_t repeats; /* after NOSCRIPT, or on another connection when nothing had gone out */
     tg_call plan;
 };
@@ -137,13 +139,17 @@ queue_prepend(tg_queue *to, tg_queue *queue)
     queue_init(queue);
 }
 
+/* Calls come in the order of their deadlines, but for those of a cluster, which may have lost time elsewhere. */
 static void
 live_add(redis_async *client, asked *call)
 {
-    call->live_before = client->live_last;
-    call->live_next = NULL;
-    *(client->live_last ? &client->live_last->live_next : &client->live_first) = call;
-    client->live_last = call;
+    asked *before = client->live_last;
+    while (before && before->deadline_us > call->deadline_us)
+        before = before->live_before;
+    call->live_before = before;
+    call->live_next = before ? before->live_next : client->live_first;
+    *(before ? &before->live_next : &client->live_first) = call;
+    *(call->live_next ? &call->live_next->live_before : &client->live_last) = call;
 }
 
 static void
@@ -179,7 +185,8 @@ dispose(redis_async *client)
     }
     free(client->out);
     explicit_bzero(&client->wire.keyring, sizeof client->wire.keyring);
-    tg_store_close(&client->store->base);
+    if (!client->store->cluster)
+        tg_store_close(&client->store->base);
     free(client);
 }
 
@@ -208,6 +215,8 @@ finish(redis_async *client, asked *call, tg_trouble trouble, tg_error *error)
     call->finished = true;
     live_remove(client, call);
     tg_status status = TG_E_STORE;
+    if (call->how) /* refused whole, or not put into words yet */
+        call->how->unsent = trouble == TG__TROUBLE_PAUSED || (trouble == TG__TROUBLE_LINK && !call->put);
     if (client->closing) { /* says nothing of Redis */
         give_up_probe(client, call);
         error->status = TG_E_STORE;
@@ -358,13 +367,31 @@ flush(redis_async *client)
     watch(client, client->watched_fd, false);
 }
 
+/* ASKING holds for the command behind it. Its reply is nobody's. */
+static bool
+put_asking(redis_async *client)
+{
+    static const char words[] = "*1\r\n$6\r\nASKING\r\n";
+    asked *nobody = client->spare;
+    if (nobody)
+        client->spare = nobody->queue_next;
+    else if (!(nobody = malloc(sizeof *nobody)))
+        return false;
+    *nobody = (asked){ .finished = true };
+    client->pending++;
+    memcpy(client->out + client->out_length, words, sizeof words - 1);
+    client->out_length += sizeof words - 1;
+    queue_put(&client->queue, nobody);
+    return true;
+}
+
 /* Puts the call's words behind those of the others. false: no memory; it is finished. */
 static bool
 put_call(redis_async *client, asked *call, bool whole)
 {
     const tg_script script = tg__call_script(&call->plan, call->op);
     const tg_text text = whole ? tg__redis_script(script) : (tg_text){ NULL, 0 };
-    if (!make_room(client, TG__CALL_BYTES_MAX + text.length)) {
+    if (!make_room(client, TG__CALL_BYTES_MAX + text.length) || (call->how && call->how->asking && !put_asking(client))) {
         tg_error error;
         tg__error(&error, TG_E_NOMEM, "redis: room for a call");
         finish(client, call, TG__TROUBLE_REFUSED, &error);
@@ -379,7 +406,8 @@ put_call(redis_async *client, asked *call, bool whole)
         client->texts_under_way[script]++;
     }
     call->whole = whole;
-    tg__call_arguments(&resp, client->store, &client->wire.keyring, call->op, &call->plan, call->targets,
+    call->put = true;
+    tg__call_arguments(&resp, client->store, call->how ? call->how->keyring : &client->wire.keyring, call->op, &call->plan, call->targets,
                        call->target_count, call->manual_now_us);
     client->out_length = resp.length;
     queue_put(&client->queue, call);
@@ -565,6 +593,16 @@ hear_reply(redis_async *client, const redisReply *reply)
         release(client, call);
         return;
     }
+    if (call->how && tg__cluster_redirects(reply->str)) {
+        void *const data = call->data;
+        void (*const moved)(void *, const char *) = call->how->moved;
+        call->finished = true;
+        live_remove(client, call);
+        tg__breaker_hears(client->store, TG__TROUBLE_NONE, call->probe);
+        release(client, call);
+        moved(data, reply->str);
+        return;
+    }
     /* Nothing ran, so repeating is safe. The text goes out with the first of all those that miss it. */
     if (call->op != TG_OP_RESET && call->repeats < 3 && tg__redis_unknown_script(reply->str)) {
         const bool whole = client->texts_under_way[script] == 0 || call->repeats == 2;
@@ -681,9 +719,10 @@ async_close(tg_store_async *base)
     leave(client);
 }
 
-static tg_status
-async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
+tg_status
+tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, const tg_target *targets,
+                           size_t target_count, tg_result *results, tg_async_done *done, void *data,
+                           tg_store_call **begun, tg_error *error)
 {
     redis_async *client = of(base);
     tg_redis_store *store = client->store;
@@ -693,6 +732,10 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
                          client->closing ? "closed" : "another process's");
     tg_call plan;
     tg__call_plan(&plan, op, targets, target_count);
+    if (how) {
+        how->unsent = true;
+        plan.denied = plan.denied || how->look;
+    }
     if (tg__call_answer_alone(&plan, op, target_count, results))
         return TG_OK;
     const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
@@ -721,7 +764,8 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
         .results = results,
         .done = done,
         .data = data,
-        .deadline_us = tg__monotonic_us() + store->timeout_us,
+        .how = how,
+        .deadline_us = how ? how->deadline_us : tg__monotonic_us() + store->timeout_us,
         .manual_now_us = manual_now_us,
         .probe = probe,
         .plan = plan,
@@ -748,6 +792,13 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     if (beginning.failed && error)
         *error = beginning.error;
     return beginning.failed ? beginning.error.status : TG_OK;
+}
+
+static tg_status
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
+            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
+{
+    return tg__redis_async_begin_node(base, NULL, op, targets, target_count, results, done, data, begun, error);
 }
 
 static void
@@ -869,14 +920,13 @@ static const tg_store_async_ops async_ops = {
 };
 
 tg_status
-tg__redis_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **opened, tg_error *error)
+tg__redis_async_open_node(tg_redis_store *node, const tg_async_loop *loop, tg_store_async **opened, tg_error *error)
 {
     redis_async *client = calloc(1, sizeof *client);
     if (!client)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *client);
     client->base.ops = &async_ops;
-    tg__store_retain(store);
-    client->store = (tg_redis_store *)store;
+    client->store = node;
     client->loop = *loop;
     client->generation = tg__fork_generation();
     atomic_init(&client->wire.fd, -1);
@@ -886,6 +936,15 @@ tg__redis_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async 
     queue_init(&client->queue);
     *opened = &client->base;
     return TG_OK;
+}
+
+tg_status
+tg__redis_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **opened, tg_error *error)
+{
+    const tg_status status = tg__redis_async_open_node((tg_redis_store *)store, loop, opened, error);
+    if (status == TG_OK)
+        tg__store_retain(store);
+    return status;
 }
 
 size_t

@@ -9,7 +9,7 @@
  * themselves correct (MOVED, ASK), in which case nothing has run.
  *
  * Lock order: the cluster's lock, then a pool's. Must not enter: what a rule means; RESP; sockets. */
-#include "stores/redis/redis.h"
+#include "stores/redis/cluster.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -18,8 +18,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define NODES_MAX 256
-#define NOBODY UINT16_MAX
 #define TRIES_MAX 8             /* nodes asked for one call: a map that never holds still ends here */
 #define OPEN_DEADLINE_US UINT64_C(250000)
 #define MAP_HOLDS_US 10000      /* asked for again sooner, the last answer is the answer */
@@ -27,37 +25,6 @@
 #define MAP_LOOKS_US 250000     /* while a node does not answer: whether another has taken its place */
 #define CANDIDATES_MAX 24
 #define SECRET_KEY "tg1:secret"
-
-typedef struct tg_node {
-    tg_redis_store store;
-    unsigned users; /* calls that hold this pointer; under the cluster's lock */
-} tg_node;
-
-struct tg_cluster {
-    tg_store base; /* first: a tg_store * is one of these */
-    tg_redis_address address; /* of no node: seeds, user, password, options */
-    uint64_t timeout_us;
-    bool manual;
-    tg_clock *clock;
-    tg_redis_names *names;
-
-    pthread_mutex_t lock;
-    pthread_cond_t refreshed;
-    tg_node *nodes[NODES_MAX];
-    uint16_t owner[TG__SLOTS]; /* index into nodes, or NOBODY */
-    bool refreshing;
-    unsigned turn; /* who is asked for the map first */
-    uint64_t tried_at_us, refreshed_at_us; /* the map */
-    tg_redis_wire map_wire; /* of who is refreshing */
-
-    bool secret_given, secret_known;
-    bool warned_secret;
-    char secret[128];
-    tg_redis_keyring keyring;
-
-    _Atomic int64_t ahead_us;
-    _Atomic uint64_t timeouts;
-};
 
 static tg_cluster *
 cluster_of(tg_store *store)
@@ -78,11 +45,11 @@ node_free(tg_node *node)
 static void
 drop_idle_nodes(tg_cluster *cluster)
 {
-    bool serves[NODES_MAX] = { false };
+    bool serves[TG__NODES_MAX] = { false };
     for (unsigned slot = 0; slot < TG__SLOTS; slot++)
-        if (cluster->owner[slot] != NOBODY)
+        if (cluster->owner[slot] != TG__NOBODY)
             serves[cluster->owner[slot]] = true;
-    for (unsigned i = 0; i < NODES_MAX; i++)
+    for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i] && !serves[i] && cluster->nodes[i]->users == 0) {
             node_free(cluster->nodes[i]);
             cluster->nodes[i] = NULL;
@@ -102,21 +69,21 @@ address_of(const tg_cluster *cluster, const char *host, uint16_t port, tg_redis_
              port);
 }
 
-/* Under the lock. NOBODY: no memory, or more nodes than any cluster of ours has. */
+/* Under the lock. TG__NOBODY: no memory, or more nodes than any cluster of ours has. */
 static uint16_t
 node_at(tg_cluster *cluster, const char *host, uint16_t port, tg_error *error)
 {
-    for (uint16_t i = 0; i < NODES_MAX; i++)
+    for (uint16_t i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i] && cluster->nodes[i]->store.address.port == port &&
             strcmp(cluster->nodes[i]->store.address.host, host) == 0)
             return i;
     uint16_t index = 0;
-    while (index < NODES_MAX && cluster->nodes[index])
+    while (index < TG__NODES_MAX && cluster->nodes[index])
         index++;
-    tg_node *node = index == NODES_MAX ? NULL : calloc(1, sizeof *node);
+    tg_node *node = index == TG__NODES_MAX ? NULL : calloc(1, sizeof *node);
     if (!node) {
-        tg__error(error, TG_E_NOMEM, "redis cluster: room for a node; at most %d are known", NODES_MAX);
-        return NOBODY;
+        tg__error(error, TG_E_NOMEM, "redis cluster: room for a node; at most %d are known", TG__NODES_MAX);
+        return TG__NOBODY;
     }
     tg_redis_store *store = &node->store;
     store->cluster = cluster;
@@ -129,14 +96,14 @@ node_at(tg_cluster *cluster, const char *host, uint16_t port, tg_error *error)
     atomic_init(&store->ahead_us, INT64_MIN);
     if (tg__pool_init(store, error) != TG_OK) {
         free(node);
-        return NOBODY;
+        return TG__NOBODY;
     }
     cluster->nodes[index] = node;
     return index;
 }
 
-static void
-node_release(tg_cluster *cluster, tg_node *node)
+void
+tg__node_release(tg_cluster *cluster, tg_node *node)
 {
     if (!node)
         return;
@@ -147,12 +114,12 @@ node_release(tg_cluster *cluster, tg_node *node)
 }
 
 /* Whose slot it is, held. NULL: nobody's, or not known. */
-static tg_node *
-owner_hold(tg_cluster *cluster, unsigned slot)
+tg_node *
+tg__owner_hold(tg_cluster *cluster, unsigned slot)
 {
     pthread_mutex_lock(&cluster->lock);
     const uint16_t index = cluster->owner[slot];
-    tg_node *node = index == NOBODY ? NULL : cluster->nodes[index];
+    tg_node *node = index == TG__NOBODY ? NULL : cluster->nodes[index];
     if (node)
         node->users++;
     pthread_mutex_unlock(&cluster->lock);
@@ -199,9 +166,9 @@ take_map(tg_cluster *cluster, const redisReply *reply, const tg_redis_host *aske
             break;
         }
         const uint16_t index = node_at(cluster, host.host, host.port, error);
-        if (index == NOBODY)
+        if (index == TG__NOBODY)
             trouble = TG__TROUBLE_REFUSED;
-        for (long long slot = range->element[0]->integer; index != NOBODY && slot <= range->element[1]->integer; slot++) {
+        for (long long slot = range->element[0]->integer; index != TG__NOBODY && slot <= range->element[1]->integer; slot++) {
             owner[slot] = index;
             served++;
         }
@@ -213,7 +180,7 @@ take_map(tg_cluster *cluster, const redisReply *reply, const tg_redis_host *aske
     if (trouble == TG__TROUBLE_NONE) {
         const unsigned secret_slot = tg__cluster_slot(tg_text_of(SECRET_KEY));
         /* Where the secret is now it is read again, or written back, with the next connection. */
-        if (owner[secret_slot] != NOBODY && cluster->owner[secret_slot] != owner[secret_slot])
+        if (owner[secret_slot] != TG__NOBODY && cluster->owner[secret_slot] != owner[secret_slot])
             tg__pool_close_idle(&cluster->nodes[owner[secret_slot]]->store);
         memcpy(cluster->owner, owner, sizeof owner);
         drop_idle_nodes(cluster);
@@ -279,8 +246,8 @@ candidates(tg_cluster *cluster, const tg_redis_host *first, tg_redis_host *hosts
         hosts[count++] = *first;
     const unsigned from = cluster->turn++;
     for (unsigned well = 0; well < 2; well++) {
-        for (unsigned i = 0; i < NODES_MAX && count < CANDIDATES_MAX - TG__SEEDS_MAX; i++) {
-            const tg_node *node = cluster->nodes[(from + i) % NODES_MAX];
+        for (unsigned i = 0; i < TG__NODES_MAX && count < CANDIDATES_MAX - TG__SEEDS_MAX; i++) {
+            const tg_node *node = cluster->nodes[(from + i) % TG__NODES_MAX];
             const bool answers = node && atomic_load(&node->store.failures_in_row) == 0 &&
                                  atomic_load(&node->store.asks_again_us) == 0;
             if (!node || answers != (well == 0) ||
@@ -298,8 +265,8 @@ candidates(tg_cluster *cluster, const tg_redis_host *first, tg_redis_host *hosts
 
 /* One of all threads asks, the others wait for it. TG__TROUBLE_NONE: the map is as somebody in the cluster sees it
  * now. A deadline is shared out: a server that is silent must not cost all of it. */
-static tg_trouble
-refresh(tg_cluster *cluster, const tg_redis_host *first, uint64_t deadline_us, tg_error *error)
+tg_trouble
+tg__cluster_refresh(tg_cluster *cluster, const tg_redis_host *first, uint64_t deadline_us, tg_error *error)
 {
     const struct timespec until = { (time_t)(deadline_us / 1000000), (long)(deadline_us % 1000000) * 1000 };
     pthread_mutex_lock(&cluster->lock);
@@ -347,8 +314,8 @@ refresh(tg_cluster *cluster, const tg_redis_host *first, uint64_t deadline_us, t
 }
 
 /* Whether the map was last looked at long enough ago to look again on behalf of a node that does not answer. */
-static bool
-look_is_due(tg_cluster *cluster)
+bool
+tg__cluster_look_is_due(tg_cluster *cluster)
 {
     pthread_mutex_lock(&cluster->lock);
     const uint64_t now_us = tg__monotonic_us();
@@ -366,7 +333,7 @@ tg__cluster_offers_secret(tg_redis_store *node, char secret[128])
     tg_cluster *cluster = node->cluster;
     pthread_mutex_lock(&cluster->lock);
     const uint16_t index = cluster->owner[tg__cluster_slot(tg_text_of(SECRET_KEY))];
-    const bool here = !cluster->secret_given && index != NOBODY && &cluster->nodes[index]->store == node;
+    const bool here = !cluster->secret_given && index != TG__NOBODY && &cluster->nodes[index]->store == node;
     if (here)
         memcpy(secret, cluster->secret, sizeof cluster->secret);
     pthread_mutex_unlock(&cluster->lock);
@@ -392,8 +359,8 @@ tg__cluster_learns_secret(tg_redis_store *node, tg_text secret)
 }
 
 /* The keyring as it stands; where it is not known yet a connection to the node that has it learns it. */
-static tg_trouble
-get_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_redis_keyring *keyring, tg_error *error)
+tg_trouble
+tg__cluster_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_redis_keyring *keyring, tg_error *error)
 {
     const unsigned slot = tg__cluster_slot(tg_text_of(SECRET_KEY));
     for (unsigned attempt = 0; attempt < 3; attempt++) {
@@ -403,19 +370,19 @@ get_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_redis_keyring *keyring
         pthread_mutex_unlock(&cluster->lock);
         if (known)
             return TG__TROUBLE_NONE;
-        tg_node *node = attempt == 0 ? owner_hold(cluster, slot) : NULL;
+        tg_node *node = attempt == 0 ? tg__owner_hold(cluster, slot) : NULL;
         if (!node) {
-            const tg_trouble trouble = refresh(cluster, NULL, deadline_us, error);
+            const tg_trouble trouble = tg__cluster_refresh(cluster, NULL, deadline_us, error);
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
-            node = owner_hold(cluster, slot);
+            node = tg__owner_hold(cluster, slot);
         }
         if (!node)
             break;
         bool probe;
         if (!tg__breaker_passes(&node->store, &probe)) {
             tg__error(error, TG_E_STORE, "%s: not asked again yet", node->store.address.shown);
-            node_release(cluster, node);
+            tg__node_release(cluster, node);
             return TG__TROUBLE_PAUSED;
         }
         tg_redis_wire *wire = NULL;
@@ -424,7 +391,7 @@ get_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_redis_keyring *keyring
         if (trouble == TG__TROUBLE_NONE)
             tg__pool_give(&node->store, wire, true);
         tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
-        node_release(cluster, node);
+        tg__node_release(cluster, node);
         if (trouble != TG__TROUBLE_NONE && trouble != TG__TROUBLE_MOVED)
             return trouble;
     }
@@ -443,7 +410,7 @@ tg__cluster_check_key(tg_redis_store *node, char key[32])
         char hashed[24];
         const int length = snprintf(hashed, sizeof hashed, "check%u", i);
         const uint16_t index = cluster->owner[tg__cluster_slot((tg_text){ hashed, (size_t)length })];
-        found = index != NOBODY && &cluster->nodes[index]->store == node;
+        found = index != TG__NOBODY && &cluster->nodes[index]->store == node;
         if (found)
             snprintf(key, 32, "%s:{%s}", cluster->manual ? "tg1m" : "tg1", hashed);
     }
@@ -481,17 +448,17 @@ redirected_to(const char *reply, const char *asked, tg_redis_host *to)
 }
 
 /* The node that a redirection names, held; with MOVED the slot is its from now on. */
-static tg_node *
-follow(tg_cluster *cluster, unsigned slot, const redisReply *reply, const char *asked, bool moved, tg_error *error)
+tg_node *
+tg__cluster_follow(tg_cluster *cluster, unsigned slot, const char *reply, const char *asked, bool moved, tg_error *error)
 {
     tg_redis_host to;
-    if (!redirected_to(reply->str, asked, &to)) {
+    if (!redirected_to(reply, asked, &to)) {
         tg__error(error, TG_E_STORE, "%s: a redirection to nowhere", cluster->address.shown);
         return NULL;
     }
     pthread_mutex_lock(&cluster->lock);
     const uint16_t index = node_at(cluster, to.host, to.port, error);
-    tg_node *node = index == NOBODY ? NULL : cluster->nodes[index];
+    tg_node *node = index == TG__NOBODY ? NULL : cluster->nodes[index];
     if (node && moved)
         cluster->owner[slot] = index;
     if (node)
@@ -522,14 +489,14 @@ static bool
 another_has_it(tg_cluster *cluster, unsigned slot, uint64_t deadline_us, tg_node **node)
 {
     tg_error unused;
-    if (refresh(cluster, NULL, deadline_us, &unused) != TG__TROUBLE_NONE)
+    if (tg__cluster_refresh(cluster, NULL, deadline_us, &unused) != TG__TROUBLE_NONE)
         return false;
-    tg_node *now = owner_hold(cluster, slot);
+    tg_node *now = tg__owner_hold(cluster, slot);
     if (!now || now == *node) {
-        node_release(cluster, now);
+        tg__node_release(cluster, now);
         return false;
     }
-    node_release(cluster, *node);
+    tg__node_release(cluster, *node);
     *node = now;
     return true;
 }
@@ -540,14 +507,14 @@ static tg_trouble
 ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
          tg_node **asked, tg_error *error)
 {
-    tg_node *node = owner_hold(cluster, slot);
+    tg_node *node = tg__owner_hold(cluster, slot);
     tg_trouble trouble = TG__TROUBLE_NONE;
     unsigned pauses = 0;
     bool map_asked = false;
     question->asking = false;
     if (!node) {
-        trouble = refresh(cluster, NULL, deadline_us, error);
-        node = trouble == TG__TROUBLE_NONE ? owner_hold(cluster, slot) : NULL;
+        trouble = tg__cluster_refresh(cluster, NULL, deadline_us, error);
+        node = trouble == TG__TROUBLE_NONE ? tg__owner_hold(cluster, slot) : NULL;
         if (trouble == TG__TROUBLE_NONE && !node) {
             tg__error(error, TG_E_STORE, "%s: CLUSTERDOWN, nobody serves slot %u", cluster->address.shown, slot);
             trouble = TG__TROUBLE_PAUSED;
@@ -556,7 +523,7 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
     for (unsigned attempt = 0; node && attempt < TRIES_MAX; attempt++) {
         bool probe, unsent = false;
         if (!tg__breaker_passes(&node->store, &probe)) {
-            if (!map_asked && look_is_due(cluster)) {
+            if (!map_asked && tg__cluster_look_is_due(cluster)) {
                 map_asked = true;
                 if (another_has_it(cluster, slot, deadline_us, &node))
                     continue;
@@ -577,7 +544,7 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         if (trouble == TG__TROUBLE_MOVED) {
             const bool again = strncmp((*reply)->str, "TRYAGAIN", 8) == 0;
             const bool moved = strncmp((*reply)->str, "MOVED", 5) == 0;
-            tg_node *to = again ? NULL : follow(cluster, slot, *reply, node->store.address.host, moved, error);
+            tg_node *to = again ? NULL : tg__cluster_follow(cluster, slot, (*reply)->str, node->store.address.host, moved, error);
             freeReplyObject(*reply);
             *reply = NULL;
             if (again) { /* keys of one slot, half of them moved: the rest will be in a moment */
@@ -593,14 +560,14 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
                 break;
             tg_redis_host first = { .port = to->store.address.port };
             snprintf(first.host, sizeof first.host, "%s", to->store.address.host);
-            node_release(cluster, node);
+            tg__node_release(cluster, node);
             node = to;
             question->asking = !moved;
             if (moved && !map_asked) { /* one slot is known now; more may have moved with it */
                 tg_error unused;
                 map_asked = true;
-                if (look_is_due(cluster))
-                    refresh(cluster, &first, half_way(deadline_us), &unused);
+                if (tg__cluster_look_is_due(cluster))
+                    tg__cluster_refresh(cluster, &first, half_way(deadline_us), &unused);
             }
             continue;
         }
@@ -626,24 +593,8 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
 
 /* ---- one decision ---- */
 
-typedef struct tg_part_call { /* what lies in one slot */
-    unsigned slot;
-    size_t count;
-    uint8_t index[TG_TARGETS_MAX]; /* of the caller's targets */
-    tg_call call;
-    redisReply *reply;
-    tg_node *node; /* who answered */
-    bool charged;
-} tg_part_call;
-
-typedef struct tg_parts {
-    tg_part_call *parts[TG_DIMENSIONS_MAX];
-    tg_part_call room[TG_DIMENSIONS_MAX];
-    size_t count;
-} tg_parts;
-
-static bool
-split(const tg_redis_keyring *keyring, const tg_target *targets, size_t target_count, tg_parts *parts)
+bool
+tg__cluster_split(const tg_redis_keyring *keyring, const tg_target *targets, size_t target_count, tg_parts *parts)
 {
     const tg_identity *hashed = NULL;
     unsigned slot = 0;
@@ -699,7 +650,7 @@ part_forget(tg_cluster *cluster, tg_part_call *part)
 {
     if (part->reply)
         freeReplyObject(part->reply);
-    node_release(cluster, part->node);
+    tg__node_release(cluster, part->node);
     part->reply = NULL;
     part->node = NULL;
 }
@@ -751,20 +702,20 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
         ask_slot(cluster, part->slot, &question, deadline_us, &reply, &node, &unused);
     if (reply)
         freeReplyObject(reply);
-    node_release(cluster, node);
+    tg__node_release(cluster, node);
 }
 
 /* What stands in front of a charge: a node that is known not to answer must not cost the others a charge and a refund
  * with every request. */
-static bool
-all_may_be_asked(tg_cluster *cluster, const tg_parts *parts, tg_error *error)
+bool
+tg__cluster_may_ask(tg_cluster *cluster, const tg_parts *parts, tg_error *error)
 {
     bool may = true;
     const uint64_t now_us = tg__monotonic_us();
     pthread_mutex_lock(&cluster->lock);
     for (size_t i = 0; i < parts->count && may; i++) {
         const uint16_t index = cluster->owner[parts->parts[i]->slot];
-        if (index == NOBODY)
+        if (index == TG__NOBODY)
             continue;
         const tg_redis_store *store = &cluster->nodes[index]->store;
         may = atomic_load_explicit(&store->asks_again_us, memory_order_relaxed) <= now_us;
@@ -801,11 +752,11 @@ charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, co
     const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false;
-    if (!all_may_be_asked(cluster, parts, error)) {
-        if (!look_is_due(cluster))
+    if (!tg__cluster_may_ask(cluster, parts, error)) {
+        if (!tg__cluster_look_is_due(cluster))
             return TG__TROUBLE_PAUSED;
-        refresh(cluster, NULL, charges_until_us, error);
-        if (!all_may_be_asked(cluster, parts, error))
+        tg__cluster_refresh(cluster, NULL, charges_until_us, error);
+        if (!tg__cluster_may_ask(cluster, parts, error))
             return TG__TROUBLE_PAUSED;
     }
     for (size_t i = parts->count; i-- > 0 && trouble == TG__TROUBLE_NONE;)
@@ -873,8 +824,8 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
     const uint64_t deadline_us = tg__monotonic_us() + cluster->timeout_us;
     tg_redis_keyring keyring;
     tg_parts parts;
-    tg_trouble trouble = get_keyring(cluster, deadline_us, &keyring, error);
-    if (trouble == TG__TROUBLE_NONE && !split(&keyring, targets, target_count, &parts))
+    tg_trouble trouble = tg__cluster_keyring(cluster, deadline_us, &keyring, error);
+    if (trouble == TG__TROUBLE_NONE && !tg__cluster_split(&keyring, targets, target_count, &parts))
         return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
     if (trouble == TG__TROUBLE_NONE) {
         for (size_t i = 0; i < target_count && call.denied; i++)
@@ -945,7 +896,7 @@ cluster_close(tg_store *base)
     if (!base)
         return;
     tg_cluster *cluster = cluster_of(base);
-    for (unsigned i = 0; i < NODES_MAX; i++)
+    for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i])
             node_free(cluster->nodes[i]);
     tg__redis_names_close(cluster->names);
@@ -957,19 +908,11 @@ cluster_close(tg_store *base)
     free(cluster);
 }
 
-static tg_status
-cluster_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error)
-{
-    (void)loop, (void)client;
-    return tg__error(error, TG_E_UNSUPPORTED, "%s: a cluster cannot be asked without waiting yet",
-                     cluster_of(store)->address.shown);
-}
-
 static const tg_store_ops cluster_ops = {
     .name = "redis",
     .remote = true,
     .apply = cluster_apply,
-    .async_open = cluster_async_open,
+    .async_open = tg__cluster_async_open,
     .admit_rule = cluster_admit_rule,
     .name_rule = cluster_name_rule,
     .now_us = cluster_now_us,
@@ -1003,7 +946,7 @@ tg__cluster_begin_child(tg_cluster *cluster)
         close(fd);
     cluster->map_wire.reader = NULL; /* lost, as in pool.c */
     cluster->map_wire.tls = NULL;
-    for (unsigned i = 0; i < NODES_MAX; i++)
+    for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i])
             cluster->nodes[i]->users = 0;
 }
@@ -1016,9 +959,9 @@ look_at_cluster(tg_cluster *cluster, tg_error *error)
     const uint64_t wait_us = cluster->timeout_us > OPEN_DEADLINE_US ? cluster->timeout_us : OPEN_DEADLINE_US;
     const uint64_t deadline_us = tg__monotonic_us() + wait_us;
     tg_redis_keyring keyring;
-    tg_trouble trouble = refresh(cluster, NULL, deadline_us, &seen);
+    tg_trouble trouble = tg__cluster_refresh(cluster, NULL, deadline_us, &seen);
     bool failing = trouble != TG__TROUBLE_NONE;
-    for (unsigned i = 0; i < NODES_MAX && trouble == TG__TROUBLE_NONE; i++) {
+    for (unsigned i = 0; i < TG__NODES_MAX && trouble == TG__TROUBLE_NONE; i++) {
         if (!cluster->nodes[i] || tg__monotonic_us() >= deadline_us)
             continue;
         tg_redis_store *store = &cluster->nodes[i]->store;
@@ -1031,7 +974,7 @@ look_at_cluster(tg_cluster *cluster, tg_error *error)
             trouble = TG__TROUBLE_SETUP;
     }
     if (trouble == TG__TROUBLE_NONE && !failing)
-        failing = get_keyring(cluster, deadline_us, &keyring, &seen) != TG__TROUBLE_NONE;
+        failing = tg__cluster_keyring(cluster, deadline_us, &keyring, &seen) != TG__TROUBLE_NONE;
     if (trouble == TG__TROUBLE_SETUP || seen.status == TG_E_NOMEM) {
         if (error)
             *error = seen;

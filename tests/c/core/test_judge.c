@@ -101,6 +101,53 @@ end(void **unused)
     return 0;
 }
 
+/* ---- a policy by its name ---- */
+
+static void
+a_policy_by_name_judges_alone_whatever_it_matches_and_in_its_own_style(void **unused)
+{
+    (void)unused;
+    rules("policies:\n"
+          "  - {name: all, rules: 1/hour}\n"
+          "  - {name: named, match: {path: /never}, rules: 2/hour, statuses: {denied: 420}}\n");
+    const tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                                 .policy = tg_text_of("named") };
+    holds(told_of(&request), "allowed 0 | X-RateLimit-Limit: 2");
+    holds(told_of(&request), "allowed 0");
+    holds(told_of(&request), "denied 420");
+    holds(told("GET", "/", "192.0.2.1"), "allowed 0 | X-RateLimit-Limit: 1");
+
+    tg_judgement judgement;
+    tg_error error;
+    const tg_request unknown = { .policy = tg_text_of("nam") };
+    assert_int_equal(tg_gate_judge(gate, &unknown, 1, NULL, 0, &judgement, NULL, &error), TG_E_CONFIG);
+    holds(error.message, "all, named");
+}
+
+static void
+values_count_in_place_of_all_that_the_request_shows(void **unused)
+{
+    (void)unused;
+    rules("policies:\n"
+          "  - {name: one, rules: 1/hour, by: [ip, 'header:x-key']}\n");
+    const tg_header header = { tg_text_of("X-Key"), tg_text_of("shown") };
+    tg_part values[] = { { tg_text_of("ip"), tg_text_of("::ffff:203.0.113.7") },
+                         { tg_text_of("header:X_Key"), tg_text_of("given") } };
+    tg_request request = { .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of("192.0.2.1"),
+                           .headers = &header, .header_count = 1, .values = values, .value_count = 2 };
+    holds(told_of(&request), "allowed");
+    values[0].value = tg_text_of("203.0.113.8");
+    holds(told_of(&request), "denied"); /* by the key alone */
+    values[1].value = tg_text_of("another");
+    holds(told_of(&request), "allowed");
+    values[1].value = tg_text_of(""); /* not the one that the request shows */
+    holds(told_of(&request), "unidentified 401");
+    values[0].value = tg_text_of("no address");
+    holds(told_of(&request), "unidentified 401");
+    request.value_count = 0;
+    holds(told_of(&request), "allowed");
+}
+
 /* ---- how an answer looks ---- */
 
 static void
@@ -999,6 +1046,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_policy_by_name_judges_alone_whatever_it_matches_and_in_its_own_style, begin, end),
+        cmocka_unit_test_setup_teardown(values_count_in_place_of_all_that_the_request_shows, begin, end),
         cmocka_unit_test_setup_teardown(header_families_are_chosen_one_by_one_for_each_policy, begin, end),
         cmocka_unit_test_setup_teardown(of_several_identities_the_ietf_fields_show_the_nearest_to_its_limit, begin, end),
         cmocka_unit_test_setup_teardown(reset_may_be_a_time_of_day, begin, end),

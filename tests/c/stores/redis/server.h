@@ -66,7 +66,8 @@ static inline void
 server_start(server *one, const char *const *more)
 {
     char port[8];
-    const char *words[40] = { "redis-server", "--port", port, "--bind", "127.0.0.1", "--unixsocket", one->path, "--save", "",
+    const char *given = getenv("TIDEGATE_REDIS_SERVER"); /* valkey-server, another version */
+    const char *words[40] = { given && *given ? given : "redis-server", "--port", port, "--bind", "127.0.0.1", "--unixsocket", one->path, "--save", "",
                               "--dir", one->folder, "--logfile", "log", "--appendonly", "no" };
     size_t count = 15;
     snprintf(port, sizeof port, "%u", one->port);
