@@ -50,6 +50,8 @@ tg_status tg__limiter_plan(const tg_limiter *limiter, const tg_dimension *dimens
 uint64_t tg__decision_begun(const tg_limiter *limiter, tg_op op);
 void tg__decision_answered(tg_limiter *limiter, tg_op op, const tg_target_list *plan, tg_decision *decision, uint64_t began_ns,
                            tg_status status, const tg_error *error);
+/* As on_store_failure answers, where it is not the store that is silent. */
+void tg__decision_degraded(tg_limiter *limiter, tg_op op, const tg_target_list *plan, tg_decision *decision);
 /* What a decision has taken, and that it is given back. */
 size_t tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX]);
 void tg__refund_done(tg_decision *decision);

@@ -340,12 +340,10 @@ decide_locally(tg_store *local, tg_op op, const tg_target_list *plan, tg_decisio
     return true;
 }
 
-static __attribute__((noinline, cold)) void
-decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
-                     tg_decision *decision, const tg_error *error)
+static void
+decide_by_policy(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
+                 tg_decision *decision)
 {
-    if (error->system_error != ECANCELED) /* a loop was closed: no fault of the store's */
-        tg__failure_seen(limiters[0]->store, error);
     tg_store *local = NULL;
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
@@ -357,6 +355,24 @@ decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op
     }
     if (!local || !decide_locally(local, op, plan, decision))
         degrade(decision, true, &limiters[0]->rules[0]);
+}
+
+static __attribute__((noinline, cold)) void
+decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
+                     tg_decision *decision, const tg_error *error)
+{
+    if (error->system_error != ECANCELED) /* a loop was closed: no fault of the store's */
+        tg__failure_seen(limiters[0]->store, error);
+    decide_by_policy(limiters, limiter_count, op, plan, decision);
+}
+
+void
+tg__decision_degraded(tg_limiter *limiter, tg_op op, const tg_target_list *plan, tg_decision *decision)
+{
+    tg_counter *const line = tg__metric_line(limiter);
+    decide_by_policy(&limiter, 1, op, plan, decision);
+    if (line)
+        tg__metric_add(line, TG_METRIC_DEGRADED);
 }
 
 /* Never fails: what a silent store leaves open, on_store_failure answers. Returns where its outcome is counted, or NULL. */

@@ -266,6 +266,7 @@ typedef struct tg_store_stats {
     uint64_t full;               /* decisions refused a place even there */
     uint64_t owner_deaths;       /* locks taken back from a dead holder */
     uint64_t timeouts;           /* decisions that got no lock in time */
+    uint64_t leases;             /* rules and identities under which something is reserved and not settled */
 } tg_store_stats;
 TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
 
@@ -468,14 +469,17 @@ TG_API tg_status tg_limiter_hit_within(tg_limiter *limiter, const tg_dimension *
 typedef struct tg_reservation {
     uint8_t id[16];        /* all zero: nothing is held (refused, degraded, or settled) */
     uint64_t until_us;     /* the store's clock: the lease's end */
-    tg_decision decision;  /* of the hit that took them */
+    uint32_t places[TG_TARGETS_MAX]; /* of each result, the store's own; UINT32_MAX: nothing is held there */
+    tg_decision decision;  /* of the hit that took them. Its results are marked as not charged: a refund does nothing */
 } tg_reservation;
 
 /* As tg_limiter_hit. If allowed, the store remembers until the lease ends that all of it is an estimate: what is not
  * settled by then is given back by whoever asks next, so a process that dies holds nothing for longer.
  *
  * lease_us  TG_LEASE_US_MIN..TG_LEASE_US_MAX
- * A store that has no room for another lease allows nothing it could not give back: TG_E_STORE, nothing is taken. */
+ * TG_E_STORE: the store has no room for another lease, and allows nothing it could not give back. Nothing is taken, and the
+ * decision is what on_store_failure says (degraded). A store that did not answer is TG_OK and degraded, as for a hit.
+ * TG_E_UNSUPPORTED: this store keeps none. */
 TG_API tg_status tg_limiter_reserve(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                     uint64_t cost, uint64_t lease_us, tg_reservation *reservation, tg_error *error);
 /* Makes it `actual` units: gives back what was too much, or takes what was too little, beyond the limit if it must (the

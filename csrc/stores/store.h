@@ -41,6 +41,23 @@ typedef struct tg_target {
     tg_sight *sight;    /* HIT, PEEK: receives the state as it was before, from stores that are remote; may be NULL */
 } tg_target;
 
+typedef enum tg_lease_op {
+    TG_LEASE_TAKE,   /* a hit; what it takes is held until the lease's end, and comes back then by itself */
+    TG_LEASE_SETTLE, /* ends it: what was taken becomes `actual` */
+    TG_LEASE_RENEW   /* moves its end */
+} tg_lease_op;
+
+/* What is taken on an estimate, in all targets of one hit. */
+typedef struct tg_lease {
+    uint8_t id[16];    /* TAKE: receives it, all zero where nothing is held; else which */
+    uint64_t lease_us; /* TAKE, RENEW: from the store's now */
+    uint64_t until_us; /* TAKE, RENEW: receives the end; SETTLE: the end as known */
+    uint64_t actual;   /* SETTLE */
+    uint32_t *places;  /* one for each target, the store's own: TAKE writes, the others read */
+    bool full;         /* TAKE, with TG_E_STORE: the store answers, but has no room for another */
+    bool over;         /* RENEW: it has ended */
+} tg_lease;
+
 /* ---- without waiting: what a remote store gives to a loop that is somebody else's ----
  *
  * Everything is called from the loop's thread, and nothing blocks. A store's own struct begins with tg_store_async, so that
@@ -83,6 +100,13 @@ typedef struct tg_store_ops {
      *           holder, never allocates. */
     tg_status (*apply)(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
                        bool *overflow, tg_error *error);
+    /* NULL: TG_E_UNSUPPORTED. One atomic step like `apply`, with its deadline.
+     *
+     * targets  TAKE: as of a hit. SETTLE, RENEW: those that were charged, each with what it was charged, `own` as in REFUND
+     * A lease that has ended before it is settled or renewed has given its units back: then all of `actual` is taken. One that
+     * has not, but is not found, was forgotten with its state (reset, evicted): then only what is above the estimate. */
+    tg_status (*lease)(tg_store *store, tg_lease_op op, const tg_target *targets, size_t target_count, tg_lease *lease,
+                       tg_result *results, bool *overflow, tg_error *error);
     /* A client for one loop; NULL where `remote` is false. Takes a reference to the store; connects with its first call.
      * No watch of a descriptor may outlive it: epoll forgets a closed one only with its last duplicate. TG_E_NOMEM. */
     tg_status (*async_open)(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error);

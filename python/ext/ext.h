@@ -49,7 +49,7 @@ typedef struct tgpy_loop tgpy_loop; /* async.c: the client of one event loop and
 
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
-    PyTypeObject *answers_type, *loop_type, *watcher_type;
+    PyTypeObject *answers_type, *loop_type, *watcher_type, *hold_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
@@ -231,7 +231,7 @@ void tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement)
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_loop_spec, tgpy_watcher_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_loop_spec, tgpy_watcher_spec, tgpy_hold_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -270,6 +270,12 @@ PyObject *tgpy_limiter_wait_async(PyObject *self, PyObject *args, PyObject *kwar
 PyObject *tgpy_hit_within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_hit_within_async(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_limiter_kind(PyObject *module, PyObject *limiter);
+
+PyObject *tgpy_limiter_reserve(PyObject *self, PyObject *args, PyObject *kwargs);
+
+/* ---- reservation.c ---- */
+
+PyObject *tgpy_reserve(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* ---- request.c ---- */
 

@@ -952,6 +952,12 @@ static PyMethodDef limiter_methods[] = {
     { "wait_async", (PyCFunction)(void (*)(void))tgpy_limiter_wait_async, METH_VARARGS | METH_KEYWORDS,
       "wait_async($self, /, *parts, cost=1, timeout=None, dims=None)\n--\n\n"
       "wait() for async code: a coroutine of asyncio. One that is cancelled gives its place back." },
+    { "reserve", (PyCFunction)(void (*)(void))tgpy_limiter_reserve, METH_VARARGS | METH_KEYWORDS,
+      "reserve($self, /, *parts, cost=1, lease=60.0, dims=None)\n--\n\n"
+      "A hit on an estimate, as a context manager for `with` and `async with`: takes cost units when entered; settle(actual)\n"
+      "makes it what it really was. Left by an exception all is given back; left without a word the estimate stands. If\n"
+      "the process dies, the units come back when the lease ends, `lease` seconds later (1 to 86400).\n\n"
+      "The Reservation is true when allowed. Never raises for a store that does not answer." },
     { "__reduce__", tgpy_not_picklable, METH_NOARGS, NULL },
     { NULL, NULL, 0, NULL },
 };

@@ -41,7 +41,8 @@ module_exec(PyObject *module)
         add_type(module, &state->ready_type, &tgpy_ready_spec, false) != 0 ||
         add_type(module, &state->loop_type, &tgpy_loop_spec, false) != 0 ||
         add_type(module, &state->watcher_type, &tgpy_watcher_spec, false) != 0 ||
-        add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0)
+        add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0 ||
+        add_type(module, &state->hold_type, &tgpy_hold_spec, true) != 0)
         return -1;
     return PyModule_AddStringConstant(module, "__version__", TG_VERSION);
 }
@@ -49,8 +50,8 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock) X(error) X(rule_error)            \
-    X(config_error) X(store_error) X(identity_error)
+    X(answers_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock)                     \
+    X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -142,6 +143,9 @@ static PyMethodDef module_methods[] = {
     { FAST(hit_within_async), METH_FASTCALL | METH_KEYWORDS,
       "hit_within_async($module, limiter, patience_us, /, *parts, cost=1, dims=None)\n--\n\n"
       "The same for a coroutine, of a limiter whose store is asked over a network." },
+    { FAST(reserve), METH_FASTCALL | METH_KEYWORDS,
+      "reserve($module, limiter, lease, /, *parts, cost=1, dims=None)\n--\n\n"
+      "Takes units on an estimate, held for `lease` seconds; returns a Hold." },
     { "limiter_kind", tgpy_limiter_kind, METH_O,
       "limiter_kind($module, limiter, /)\n--\n\n"
       "(its store is asked over a network, the time of its manual clock or None)" },

@@ -269,18 +269,31 @@ tgpy_limiter_wait(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObj
     return asked ? tgpy_decision_new(limiter->state, self, &within.decision) : Py_NewRef(limiter->off);
 }
 
-/* The coroutine is written in Python: it is the event loop that sleeps. */
-PyObject *
-tgpy_limiter_wait_async(PyObject *self, PyObject *args, PyObject *kwargs)
+/* A method that is written in Python. */
+static PyObject *
+call_python(const char *module_name, const char *name, PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *module = PyImport_ImportModule("tidegate._wait");
-    PyObject *function = module ? PyObject_GetAttrString(module, "wait_async") : NULL;
+    PyObject *module = PyImport_ImportModule(module_name);
+    PyObject *function = module ? PyObject_GetAttrString(module, name) : NULL;
     PyObject *first = function ? PyTuple_Pack(1, self) : NULL;
     PyObject *all = first ? PySequence_Concat(first, args) : NULL;
-    PyObject *coroutine = all ? PyObject_Call(function, all, kwargs) : NULL;
+    PyObject *result = all ? PyObject_Call(function, all, kwargs) : NULL;
     Py_XDECREF(all);
     Py_XDECREF(first);
     Py_XDECREF(function);
     Py_XDECREF(module);
-    return coroutine;
+    return result;
+}
+
+/* It is the event loop that sleeps. */
+PyObject *
+tgpy_limiter_wait_async(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    return call_python("tidegate._wait", "wait_async", self, args, kwargs);
+}
+
+PyObject *
+tgpy_limiter_reserve(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    return call_python("tidegate._reservation", "Reservation", self, args, kwargs);
 }

@@ -24,6 +24,7 @@ from tidegate._core import (
     __version__,
 )
 from tidegate._explain import Explanation, explain
+from tidegate._reservation import Reservation
 
 __all__ = [
     "ConfigError",
@@ -35,6 +36,7 @@ __all__ = [
     "Judgement",
     "Limiter",
     "ManualClock",
+    "Reservation",
     "RuleError",
     "RuleResult",
     "StoreError",

@@ -28,6 +28,11 @@ typedef struct replay {
     uint64_t offset_us;
     tg_decision *hits;
     size_t hit_count, hit_room;
+    struct {
+        tg_reservation held;
+        tg_limiter *limiter;
+    } *reservations;
+    size_t reservation_count, reservation_room;
 } replay;
 
 /* Identities are raw positional parts: the same word is the same identity, in whichever place. */
@@ -54,7 +59,7 @@ end_case(replay *run, tg_error *error)
         tg_limiter_close(run->limiters[i].limiter);
     }
     run->limiter = NULL;
-    run->limiter_count = run->known_count = run->hit_count = 0;
+    run->limiter_count = run->known_count = run->hit_count = run->reservation_count = 0;
     run->offset_us = 0;
     return status;
 }
@@ -157,6 +162,43 @@ judge(replay *run, const trace_step *step, tg_error *error)
 }
 
 static tg_status
+reserve(replay *run, const trace_step *step, tg_error *error)
+{
+    tg_part parts[TRACE_KEYS_MAX];
+    tg_dimension dimensions[TRACE_KEYS_MAX];
+    const size_t count = dimensions_of(&run->keys, parts, dimensions);
+    if (run->reservation_count == run->reservation_room) {
+        run->reservation_room = run->reservation_room ? 2 * run->reservation_room : 16;
+        run->reservations = realloc(run->reservations, run->reservation_room * sizeof *run->reservations);
+        if (!run->reservations)
+            abort();
+    }
+    tg_reservation *held = &run->reservations[run->reservation_count].held;
+    run->reservations[run->reservation_count++].limiter = run->limiter;
+    const tg_status status =
+        tg_limiter_reserve(run->limiter, dimensions, count, step->amount, step->patience_us, held, error);
+    if (status == TG_OK)
+        trace_print(stdout, &held->decision);
+    return status;
+}
+
+/* A lease that has ended is no failure of the trace. */
+static tg_status
+settle_or_renew(replay *run, const trace_step *step, tg_error *error)
+{
+    const size_t n = step->patience_us - 1;
+    if (n >= run->reservation_count) {
+        snprintf(error->message, sizeof error->message, "no such reservation");
+        return TG_E_ARG;
+    }
+    if (step->verb == TRACE_SETTLE)
+        return tg_reservation_settle(run->reservations[n].limiter, &run->reservations[n].held, step->amount, error);
+    const tg_status status =
+        tg_reservation_renew(run->reservations[n].limiter, &run->reservations[n].held, step->amount, error);
+    return status == TG_E_ARG ? TG_OK : status;
+}
+
+static tg_status
 do_step(replay *run, const trace_step *step, tg_error *error)
 {
     tg_part parts[TRACE_KEYS_MAX];
@@ -186,6 +228,11 @@ do_step(replay *run, const trace_step *step, tg_error *error)
     case TRACE_FORCE:
     case TRACE_PEEK:
         return judge(run, step, error);
+    case TRACE_RESERVE:
+        return reserve(run, step, error);
+    case TRACE_SETTLE:
+    case TRACE_RENEW:
+        return settle_or_renew(run, step, error);
     case TRACE_REFUND:
         return tg_limiter_refund(run->limiter, dimensions, dimensions_of(&run->keys, parts, dimensions), step->amount,
                                  error);
@@ -230,6 +277,7 @@ main(int argc, char **argv)
     for (size_t i = 0; i < run.limiter_count; i++)
         tg_limiter_close(run.limiters[i].limiter);
     free(run.hits);
+    free(run.reservations);
     tg_store_close(run.store);
     tg_clock_close(run.clock);
     return status == TG_OK ? 0 : 1;

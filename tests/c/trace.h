@@ -25,6 +25,9 @@ typedef enum trace_verb {
     TRACE_HIT,
     TRACE_WAIT,
     TRACE_FORCE,
+    TRACE_RESERVE,
+    TRACE_SETTLE,
+    TRACE_RENEW,
     TRACE_PEEK,
     TRACE_REFUND,
     TRACE_UNDO,
@@ -36,9 +39,9 @@ typedef struct trace_step {
     trace_verb verb;
     char text[TRACE_LINE_BYTES]; /* after the verb, without the expectation; trimmed */
     char expected[256];          /* after " = "; empty when there is none */
-    uint64_t at_us;              /* hit, wait, force, peek, refund, undo, reset; offset: the number */
+    uint64_t at_us;              /* hit, wait, force, reserve and all that follow; offset: the number */
     uint64_t amount;             /* hit, wait, force, peek, refund: cost; undo: which hit, wait or force, from 1 */
-    uint64_t patience_us;        /* wait */
+    uint64_t patience_us;        /* wait; reserve: the lease; settle, renew: which reserve, from 1 */
     size_t key_count;            /* key */
     size_t keys[TRACE_KEYS_MAX]; /* offsets into text */
 } trace_step;
@@ -57,12 +60,18 @@ trace_trim(char *text)
 static inline trace_verb
 trace_verb_of(const char *word)
 {
-    static const char *const words[] = { "",      "case", "rule",   "key",  "offset", "hit", "wait",
-                                         "force", "peek", "refund", "undo", "reset" };
+    static const char *const words[] = { "",      "case", "rule",   "key",  "offset",  "hit",    "wait",
+                                         "force", "reserve", "settle", "renew", "peek", "refund", "undo", "reset" };
     for (size_t i = 1; i < sizeof words / sizeof *words; i++)
         if (strcmp(word, words[i]) == 0)
             return (trace_verb)i;
     return TRACE_BAD;
+}
+
+static inline bool
+wants_three(trace_verb verb)
+{
+    return verb == TRACE_WAIT || verb == TRACE_RESERVE || verb == TRACE_SETTLE || verb == TRACE_RENEW;
 }
 
 /* Reads one line; TRACE_BAD for one that is not in the format. */
@@ -93,7 +102,7 @@ trace_read(const char *line)
         if (step.key_count == 0)
             step.verb = TRACE_BAD;
     } else if (step.verb >= TRACE_OFFSET && step.verb != TRACE_BAD) {
-        const int wanted = step.verb == TRACE_OFFSET || step.verb == TRACE_RESET ? 1 : step.verb == TRACE_WAIT ? 3 : 2;
+        const int wanted = step.verb == TRACE_OFFSET || step.verb == TRACE_RESET ? 1 : wants_three(step.verb) ? 3 : 2;
         if (sscanf(step.text, "%" SCNu64 " %" SCNu64 " %" SCNu64, &step.at_us, &step.amount, &step.patience_us) != wanted)
             step.verb = TRACE_BAD;
     }

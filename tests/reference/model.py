@@ -385,11 +385,20 @@ class Joint:
     verdicts: tuple[Verdict, ...]
 
 
+@dataclass(eq=False)
+class Lease:
+    """What was taken on an estimate: until its end each part can be settled, then it comes back by itself."""
+
+    until: int
+    parts: list[tuple[Rule, object, int, int | None]]  # rule, key, cost, stamp
+
+
 class Table:
     """Many keys; a key's state belongs to (key, algorithm, period), as counts survive changed limits and bursts."""
 
     def __init__(self) -> None:
         self.states: dict[tuple, State] = {}
+        self.leases: list[Lease] = []
 
     def key(self, rule: Rule, key: object) -> tuple:
         return (key, rule.algorithm, rule.period_us)
@@ -484,5 +493,48 @@ class Table:
     def reset(self, targets) -> None:
         for rule, key in targets:
             self.states.pop(self.key(rule, key), None)
+            for lease in self.leases:
+                lease.parts = [part for part in lease.parts if self.key(*part[:2]) != self.key(rule, key)]
+
+    # ---- reservations. Their clock does not go back: what has ended stays ended ----
+
+    def lapse(self, t: int) -> None:
+        for lease in sorted((lease for lease in self.leases if lease.until <= t), key=lambda lease: lease.until):
+            self.leases.remove(lease)
+            for part in lease.parts:
+                self.give_part(*part)
+
+    def give_part(self, rule: Rule, key: object, cost: int, stamp: int | None) -> None:
+        """As the state was left: what has drained since, drains whatever the rule is by then."""
+        if self.key(rule, key) in self.states:
+            self.states[self.key(rule, key)].refund(rule, 0, cost, stamp)
+
+    def reserve(self, targets, t: int, cost: int, lease_us: int) -> tuple[Joint, Lease | None]:
+        joint, taken = self.hit(targets, t, cost)
+        lease = Lease(t + lease_us, taken) if taken else None
+        if lease:
+            self.leases.append(lease)
+        return joint, lease
+
+    def settle(self, lease: Lease, t: int, actual: int, parts: list) -> None:
+        """`parts` are those of the reservation as it was made; the lease may have lost some to a reset."""
+        lapsed = lease.until <= t
+        for rule, key, cost, stamp in parts:
+            if lease in self.leases and (rule, key, cost, stamp) in lease.parts and actual < cost:
+                self.give_part(rule, key, cost - actual, stamp)
+        for rule, key, cost, _ in parts:
+            missing = actual - (0 if lapsed else cost)
+            if missing > 0:
+                self.hit([(rule, key)], t, missing, forced=True)
+        if lease in self.leases:
+            self.leases.remove(lease)
+
+    def renew(self, lease: Lease, t: int, lease_us: int) -> bool:
+        if lease not in self.leases or not lease.parts:
+            return False
+        self.leases.remove(lease)
+        self.leases.append(lease)
+        lease.until = t + lease_us
+        return True
 
 

@@ -18,17 +18,18 @@ from model import DAY, SECOND, WAIT_MAX, Joint, Rule, Table, Verdict
 
 @dataclass(eq=False)
 class Step:
-    verb: str  # rule, key, offset, hit, wait, force, peek, refund, undo, reset
+    verb: str  # rule, key, offset, hit, wait, force, reserve, settle, renew, peek, refund, undo, reset
     text: str = ""  # rule, key
     at: int = 0  # also the number of an offset
     cost: int = 0
-    patience: int = 0  # wait
-    of: Step | None = None  # undo: the hit
+    patience: int = 0  # wait; reserve, renew: the lease
+    of: Step | None = None  # undo: the hit; settle, renew: the reservation
     expected: str = ""  # a vector's, worked out by hand
     where: str = ""
 
 
 TAKES = ("hit", "wait", "force")  # what an undo can give back
+ANSWERED = (*TAKES, "reserve", "peek")
 
 
 @dataclass
@@ -44,15 +45,19 @@ def lines(steps: Iterable[Step]) -> Iterator[str]:
     number: dict[Step, int] = {}
     for step in steps:
         if step.verb in TAKES:
-            number[step] = len(number) + 1
+            number[step] = sum(other.verb in TAKES for other in number) + 1
+        elif step.verb == "reserve":
+            number[step] = sum(other.verb == "reserve" for other in number) + 1
         if step.verb in ("rule", "key"):
             yield f"{step.verb} {step.text}"
         elif step.verb in ("offset", "reset"):
             yield f"{step.verb} {step.at}"
         elif step.verb == "undo":
             yield f"undo {step.at} {number[step.of]}"  # type: ignore[index]
-        elif step.verb == "wait":
-            yield f"wait {step.at} {step.cost} {step.patience}"
+        elif step.verb in ("wait", "reserve"):
+            yield f"{step.verb} {step.at} {step.cost} {step.patience}"
+        elif step.verb in ("settle", "renew"):
+            yield f"{step.verb} {step.at} {step.patience if step.verb == 'renew' else step.cost} {number[step.of]}"  # type: ignore[index]
         else:
             yield f"{step.verb} {step.at} {step.cost}"
 
@@ -61,6 +66,7 @@ def read(text: str, name: str) -> list[Case]:
     """The cases of a vector file."""
     cases: list[Case] = []
     hits: list[Step] = []
+    reservations: list[Step] = []
     for number, line in enumerate(text.splitlines(), 1):
         words, _, expected = line.partition(" = ")
         verb, _, rest = words.strip().partition(" ")
@@ -68,7 +74,7 @@ def read(text: str, name: str) -> list[Case]:
             continue
         if verb == "case":
             cases.append(Case(rest, []))
-            hits = []
+            hits, reservations = [], []
             continue
         step = Step(verb, expected=expected.strip(), where=f"{name}:{number}")
         if verb in ("rule", "key"):
@@ -80,8 +86,14 @@ def read(text: str, name: str) -> list[Case]:
                 step.of = hits[numbers[1] - 1]
             elif len(numbers) > 1:
                 step.cost = numbers[1]
-            if verb == "wait":
+            if verb in ("wait", "reserve"):
                 step.patience = numbers[2]
+            if verb in ("settle", "renew"):
+                step.of = reservations[numbers[2] - 1]
+            if verb == "renew":
+                step.cost, step.patience = 0, numbers[1]
+        if verb == "reserve":
+            reservations.append(step)
         if verb in TAKES:
             hits.append(step)
         cases[-1].steps.append(step)
@@ -113,6 +125,7 @@ class Player:
         self.keys = ["k"]
         self.offset = 0
         self.taken: dict[Step, list] = {}
+        self.held: dict[Step, tuple] = {}
 
     def targets(self) -> list[tuple[Rule, object]]:
         return [(rule, key) for key in self.keys for rule in self.rules]
@@ -120,6 +133,8 @@ class Player:
     def play(self, step: Step) -> Joint | None:
         # The offset moves every rule of a case: no vector mixes aligned rules with others under one.
         at = step.at + self.offset
+        if step.verb not in ("rule", "key", "offset"):
+            self.table.lapse(at)
         if step.verb == "rule":
             self.rules = rule_text.rules(step.text)
         elif step.verb == "key":
@@ -129,6 +144,18 @@ class Player:
         elif step.verb in TAKES:
             joint, self.taken[step] = self.table.hit(self.targets(), at, step.cost, step.patience, step.verb == "force")
             return joint
+        elif step.verb == "reserve":
+            joint, lease = self.table.reserve(self.targets(), at, step.cost, step.patience)
+            if lease:
+                self.held[step] = (lease, list(lease.parts))
+            return joint
+        elif step.verb == "settle":
+            if step.of in self.held:
+                lease, parts = self.held.pop(step.of)  # type: ignore[arg-type]
+                self.table.settle(lease, at, step.cost, parts)
+        elif step.verb == "renew":
+            if step.of in self.held:
+                self.table.renew(self.held[step.of][0], at, step.patience)  # type: ignore[index]
         elif step.verb == "peek":
             return self.table.peek(self.targets(), at, step.cost)
         elif step.verb == "refund":
@@ -147,7 +174,7 @@ def answers(case: Case) -> list[str]:
 
 
 def asked(case: Case) -> list[Step]:
-    return [step for step in case.steps if step.verb in (*TAKES, "peek")]
+    return [step for step in case.steps if step.verb in ANSWERED]
 
 
 def forces(case: Case) -> bool:
@@ -155,16 +182,25 @@ def forces(case: Case) -> bool:
     return any(step.verb == "force" for step in case.steps)
 
 
+def reserves(case: Case) -> bool:
+    return any(step.verb == "reserve" for step in case.steps)
+
+
 # ---- random cases ----
 
 LIMIT_MAX = 10**10
+LEASE_MIN, LEASE_MAX = SECOND, DAY
 PERIOD_MAX = 3650 * DAY
 # A table refuses a rule whose full log is larger than a quarter of a segment's arena: traces stay below.
 LOG_WORDS_MAX = 1000
 
 
 class Maker:
-    def __init__(self, seed: str) -> None:
+    """`reserves`: with reservations, and then a clock that does not go back."""
+
+    def __init__(self, seed: str, reserves: bool = False) -> None:
+        self.reserves = reserves
+        self.reservations: list[Step] = []
         self.random = random.Random(seed)
         self.player = Player()
         self.case = Case(f"seed {seed}", [])
@@ -235,6 +271,12 @@ class Maker:
         self.player.play(self.case.steps[-1])
 
     def move(self) -> None:
+        before = self.at
+        self.move_anywhere()
+        if self.reserves:
+            self.at = max(self.at, before)
+
+    def move_anywhere(self) -> None:
         rule = self.random.choice(self.player.rules)
         choice = self.random.random()
         if choice < 0.35:
@@ -277,6 +319,11 @@ class Maker:
             return self.random.randrange(1 + 4 * rule.period_us // rule.limit)
         return min(WAIT_MAX, self.random.randrange(1 + 3 * max(rule.period_us, 1)))
 
+    def lease(self) -> int:
+        rule = self.random.choice(self.player.rules)
+        most = max(LEASE_MIN, min(LEASE_MAX, 3 * rule.period_us))
+        return self.random.choice([LEASE_MIN, LEASE_MAX, self.random.randrange(LEASE_MIN, most + 1)])
+
     def step(self) -> None:
         choice = self.random.random()
         if choice < 0.05:
@@ -292,6 +339,16 @@ class Maker:
             step = Step("undo", at=self.at, of=self.random.choice(self.hits[-8:]))
         elif choice < 0.38:
             step = Step("reset", at=self.at)
+        elif self.reserves and choice < 0.62:
+            step = Step("reserve", at=self.at, cost=self.cost(), patience=self.lease())
+            self.reservations.append(step)
+            self.waits.append(self.at + step.patience)
+        elif self.reserves and choice < 0.75 and self.reservations:
+            of = self.random.choice(self.reservations[-8:])
+            step = Step("settle", at=self.at, cost=self.random.choice([of.cost, self.cost(), self.cost(), 0]), of=of)
+        elif self.reserves and choice < 0.78 and self.reservations:
+            step = Step("renew", at=self.at, of=self.random.choice(self.reservations[-4:]), patience=self.lease())
+            self.waits.append(self.at + step.patience)
         else:
             step = Step("hit", at=self.at, cost=self.cost())
             kind = self.random.random()
@@ -320,8 +377,8 @@ class Maker:
         return self.case, self.answers
 
 
-def random_case(seed: str, asked_count: int) -> tuple[Case, list[str]]:
-    return Maker(seed).make(asked_count)
+def random_case(seed: str, asked_count: int, reserves: bool = False) -> tuple[Case, list[str]]:
+    return Maker(seed, reserves).make(asked_count)
 
 
 def shortest(case: Case, fails: Callable[[Case], bool]) -> Case:

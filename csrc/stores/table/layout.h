@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#define TG_TABLE_LAYOUT 2u /* part of the file's name: another layout is another file */
+#define TG_TABLE_LAYOUT 3u /* part of the file's name: another layout is another file */
 #define TG_TABLE_LOCK_KIND 1u
 #define TG_TABLE_BYTE_ORDER 0x01020304u
 #define TG_TABLE_HEADER_BYTES 4096u
@@ -27,7 +27,8 @@
 #define TG_BLOCK_NONE UINT32_MAX        /* no block */
 #define TG_BLOCK_LOOSE (UINT32_MAX - 1) /* as `previous`, while the arena is rebuilt: belongs to no log yet */
 #define TG_UNDO_ENTRIES TG_TARGETS_MAX
-#define TG_UNDO_WORDS (2u * TG_TARGETS_MAX)
+#define TG_UNDO_WORDS (3u * TG_TARGETS_MAX) /* the two newest words of each log, and the tag of its lease */
+#define TG_LEASES_MAX 1024u /* in one segment, and not more than a quarter of its blocks */
 
 /* ---- entries ---- */
 
@@ -51,7 +52,7 @@ typedef struct tg_entry {
     uint16_t share;            /* used of what the rule holds, in 1/65535 */
     uint8_t algorithm;
     uint8_t flags;
-    uint32_t zero;
+    uint32_t leases; /* how many hold units of it */
     union {
         tg_state value;
         tg_log log;
@@ -65,7 +66,7 @@ _Static_assert(offsetof(tg_entry, blocked_until_us) == 24, "layout");
 _Static_assert(offsetof(tg_entry, share) == 32, "layout");
 _Static_assert(offsetof(tg_entry, algorithm) == 34, "layout");
 _Static_assert(offsetof(tg_entry, flags) == 35, "layout");
-_Static_assert(offsetof(tg_entry, zero) == 36, "layout");
+_Static_assert(offsetof(tg_entry, leases) == 36, "layout");
 _Static_assert(offsetof(tg_entry, value) == 40 && offsetof(tg_entry, log) == 40, "layout");
 _Static_assert(sizeof(tg_entry) == 64, "an entry is 64 bytes: one cache line");
 _Static_assert(offsetof(tg_log, units) == 0 && offsetof(tg_log, first) == 8, "layout");
@@ -90,6 +91,25 @@ typedef struct tg_block {
 _Static_assert(offsetof(tg_block, next) == 56 && offsetof(tg_block, previous) == 60, "layout");
 _Static_assert(sizeof(tg_block) == 64, "a block is one cache line");
 
+/* ---- leases: what was taken on an estimate. Each is one block, in the segment of its entry ----
+ *
+ * The tag is a word that no log holds (both upper bits). It is written last and taken back first, under the undo record, so a
+ * block with a tag is a whole lease at any instant; the list they stand in is made anew after a death. */
+#define TG_LEASE_TAG (UINT64_C(0xc1ea5e) << 40) /* the rest: aligned << 35 | algorithm << 32 | index of the entry */
+#define TG_LEASE_ALIGNED (UINT64_C(1) << 35)
+#define TG_LEASE_TAG_MASK (UINT64_C(0xffffff) << 40)
+#define TG_LEASE_COST_BITS 34
+
+typedef enum tg_lease_word {
+    TG_LEASE_WORD_TAG,
+    TG_LEASE_WORD_ID,     /* the first eight bytes of the reservation's */
+    TG_LEASE_WORD_UNTIL,
+    TG_LEASE_WORD_STAMP,  /* as a refund needs it */
+    TG_LEASE_WORD_COST,   /* upper 30 bits of the entry's key << 34 | units not given back */
+    TG_LEASE_WORD_PERIOD,
+    TG_LEASE_WORD_RESOLUTION
+} tg_lease_word;
+
 /* ---- segments ---- */
 
 typedef struct tg_undo_word {
@@ -103,7 +123,7 @@ typedef struct tg_segment {
     _Atomic uint64_t lock;       /* lock.h */
     _Atomic uint64_t generation; /* counts holders */
     _Atomic uint64_t stalled;    /* generation + 1 whose holder was found stopped; others then do not wait behind it */
-    _Atomic uint64_t stalled_at_us;
+    uint64_t lease_due_us;       /* when the first lease ends; 0: there is none */
     uint32_t undo_entries; /* saved below and not yet settled; 0: nothing is half done */
     uint32_t undo_words;
     uint32_t free_head;   /* blocks given back, linked by `next` */
@@ -114,7 +134,11 @@ typedef struct tg_segment {
     uint32_t compact_entry; /* index + 1 of the log being compacted, 0: none */
     uint64_t compact_progress; /* words written << 32 | words read */
     uint64_t evicted, overflowed, full, owner_deaths;
-    uint64_t zero[3];
+    _Atomic uint64_t stalled_at_us;
+    uint32_t lease_first; /* leases by their ends, linked by `next` and `previous` */
+    uint32_t lease_last;
+    uint32_t lease_count;
+    uint32_t zero;
     uint32_t undo_index[TG_UNDO_ENTRIES];
     tg_entry undo_entry[TG_UNDO_ENTRIES];
     tg_undo_word undo_word[TG_UNDO_WORDS];
@@ -123,7 +147,7 @@ typedef struct tg_segment {
 _Static_assert(offsetof(tg_segment, lock) == 0, "layout");
 _Static_assert(offsetof(tg_segment, generation) == 8, "layout");
 _Static_assert(offsetof(tg_segment, stalled) == 16, "layout");
-_Static_assert(offsetof(tg_segment, stalled_at_us) == 24, "layout");
+_Static_assert(offsetof(tg_segment, lease_due_us) == 24, "layout");
 _Static_assert(offsetof(tg_segment, undo_entries) == 32, "layout");
 _Static_assert(offsetof(tg_segment, undo_words) == 36, "layout");
 _Static_assert(offsetof(tg_segment, free_head) == 40, "layout");
@@ -135,10 +159,13 @@ _Static_assert(offsetof(tg_segment, compact_entry) == 60, "layout");
 _Static_assert(offsetof(tg_segment, compact_progress) == 64, "layout");
 _Static_assert(offsetof(tg_segment, evicted) == 72, "layout");
 _Static_assert(offsetof(tg_segment, owner_deaths) == 96, "layout");
+_Static_assert(offsetof(tg_segment, stalled_at_us) == 104, "layout");
+_Static_assert(offsetof(tg_segment, lease_first) == 112 && offsetof(tg_segment, lease_last) == 116, "layout");
+_Static_assert(offsetof(tg_segment, lease_count) == 120, "layout");
 _Static_assert(offsetof(tg_segment, undo_index) == 128, "layout");
 _Static_assert(offsetof(tg_segment, undo_entry) == 256, "layout");
 _Static_assert(offsetof(tg_segment, undo_word) == 2304, "layout");
-_Static_assert(sizeof(tg_segment) == 3328, "layout");
+_Static_assert(sizeof(tg_segment) == 3840, "layout");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a lock word in shared memory must be lock-free");
 
 /* ---- the header: the file's first page ---- */

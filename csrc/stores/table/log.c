@@ -162,9 +162,8 @@ tg__log_check(const tg_area *area, tg_log *log)
 
 /* ---- blocks ---- */
 
-/* A free block, or TG_BLOCK_NONE. */
-static uint32_t
-block_take(const tg_area *area)
+uint32_t
+tg__block_take(const tg_area *area)
 {
     tg_segment *const segment = area->segment;
     const uint32_t made = link_read(&segment->blocks_made);
@@ -257,7 +256,7 @@ append(const tg_area *area, tg_log *log, uint64_t word, uint32_t *spare, tg_chai
 {
     uint32_t end = log->first == TG_BLOCK_NONE ? TG_BLOCK_WORDS : end_word(log);
     if (end == TG_BLOCK_WORDS) {
-        const uint32_t block = *spare != TG_BLOCK_NONE ? *spare : block_take(area);
+        const uint32_t block = *spare != TG_BLOCK_NONE ? *spare : tg__block_take(area);
         *spare = TG_BLOCK_NONE;
         if (block == TG_BLOCK_NONE)
             return false;
@@ -365,7 +364,7 @@ tg__log_apply(const tg_area *area, tg_log *log, const tg_log_change *change, boo
     *loose = (tg_chain){ TG_BLOCK_NONE, 0 };
     uint32_t spare = TG_BLOCK_NONE;
     if (!squeezed && tg__log_grows(log, change)) {
-        spare = block_take(area);
+        spare = tg__block_take(area);
         squeezed = spare == TG_BLOCK_NONE;
     }
     TG_STEP("block taken");

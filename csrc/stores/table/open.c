@@ -307,8 +307,10 @@ header_write(const tg_map *map, bool manual)
     boot_read(header->boot_id);
     header->time_namespace = time_namespace();
     atomic_init(&header->utc_offset_us, manual ? 0 : tg__utc_offset_now_us());
-    for (uint32_t i = 0; i < map->segment_count; i++)
-        tg__map_area(map, i).segment->free_head = TG_BLOCK_NONE;
+    for (uint32_t i = 0; i < map->segment_count; i++) {
+        tg_segment *const segment = tg__map_area(map, i).segment;
+        segment->free_head = segment->lease_first = segment->lease_last = TG_BLOCK_NONE;
+    }
 }
 
 /* ---- mapping ---- */

@@ -12,6 +12,7 @@
 #define FULL_RETRY_US UINT64_C(1000000) /* when even the overflow buckets are full, or on_full is closed */
 #define RECLAIM_ENTRIES 512u            /* entries looked at for blocks to take back, per call: some microseconds */
 #define NO_INDEX UINT32_MAX
+#define LEASES_FULL_EVERY_US UINT64_C(60000000)
 
 /* What a call with one target, the most by far, goes through: compiled for it alone (table_apply), so that no loop and
  * no question about other targets is left in it. Such functions take the count as an argument of its own. */
@@ -59,6 +60,7 @@ typedef struct plan {
     bool bucket;  /* an overflow bucket */
     bool squeeze; /* the log has to do with the blocks it has */
     bool charges; /* set by decide(): an admitted call takes units here */
+    bool orphans; /* leases of the entry whose place was taken are to be forgotten; only set where call.loosened */
     union {
         tg_state state;
         tg_log log;
@@ -68,6 +70,7 @@ typedef struct plan {
         tg_log_change change;
     };
     tg_verdict verdict;
+    uint64_t old_key[2]; /* of those leases */
     tg_chain loose[2]; /* blocks of expired words, and of the log whose entry was taken; only set where call.loosened */
     tg_rule coarse;    /* the rule of an overflow bucket's log */
 } plan;
@@ -166,18 +169,31 @@ take_held(call *now, uint32_t index)
     return true;
 }
 
-/* Ascending, so that two calls cannot wait for each other. False: nothing is held. */
+/* Ascending, so that two calls cannot wait for each other. False: nothing is held.
+ * due  set when some lease in these segments has ended */
 ON_HIT_PATH bool
-take(call *now)
+take(call *now, bool *due)
 {
     for (uint64_t left = now->segments; left; left &= left - 1) {
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
         tg_segment *const segment = tg__map_area(now->map, index).segment;
         if (__builtin_expect(!tg__lock_try(segment, now->self), 0) && !take_held(now, index))
             return false;
+        *due |= tg__leases_due(segment, now->now_us);
     }
     TG_STEP("locks taken");
     return true;
+}
+
+/* What was reserved and never settled comes back before anything is looked at. */
+static __attribute__((noinline)) void
+lapse(const call *now)
+{
+    for (uint64_t left = now->segments; left; left &= left - 1) {
+        const tg_area area = tg__map_area(now->map, (uint32_t)__builtin_ctzll(left));
+        if (tg__leases_due(area.segment, now->now_us))
+            tg__leases_lapse(&area, now->now_us);
+    }
 }
 
 /* Takes all locks of a call on the mapping in force, and the time.
@@ -195,10 +211,12 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
     now->waited = now->loosened = false;
     now->now_us = tg__table_now(table);
     now->self = tg__lock_self();
+    bool due;
     for (;;) {
+        due = false;
         now->map = atomic_load_explicit(&table->map, memory_order_acquire);
         make_keys(now, count);
-        if (__builtin_expect(!take(now), 0))
+        if (__builtin_expect(!take(now, &due), 0))
             return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped, or did not move in time",
                              table->place.name);
         /* A mapping given up meanwhile is not written: its memory goes as soon as all its locks were free once. */
@@ -207,8 +225,11 @@ begin(call *now, tg_table *table, const tg_target *targets, size_t count, plan *
         release(now, now->segments);
         now->waited = true;
     }
-    if (__builtin_expect(now->waited, 0))
-        now->now_us = tg__table_now(table);
+    if (__builtin_expect(now->waited | due, 0)) {
+        if (now->waited)
+            now->now_us = tg__table_now(table);
+        lapse(now);
+    }
     return TG_OK;
 }
 
@@ -501,6 +522,8 @@ reclaim(const call *now, const plan *at)
         area->entries[drop].flags = 0;
         tg__in_order();
         TG_STEP("entry forgotten");
+        if (entry.leases > 0)
+            tg__leases_forget(area, drop, entry.key);
         tg__chain_free(area, tg__log_chain(&entry.log));
         segment->entries_used--;
         segment->evicted++;
@@ -709,7 +732,6 @@ store_entry(const plan *at, const tg_pressure *pressure, const tg_state *state)
     shared->share = pressure->share;
     shared->algorithm = at->rule->algorithm;
     shared->flags = (uint8_t)(TG_ENTRY_USED | (at->bucket ? TG_ENTRY_OVERFLOW : 0));
-    shared->zero = 0;
     TG_STEP("half an entry written"); /* what a death inside this store leaves */
     tg__state_copy(state, &shared->value);
     tg__in_order();
@@ -722,12 +744,16 @@ occupy(const call *now, plan *at)
 {
     tg_entry old;
     tg__entry_read(&at->area.entries[at->index], &old);
+    at->area.entries[at->index].leases = 0;
+    at->orphans = (old.flags & TG_ENTRY_USED) && old.leases > 0;
     if (!(old.flags & TG_ENTRY_USED)) {
         at->area.segment->entries_used++;
         return;
     }
     at->area.segment->evicted++;
     crowd(now);
+    at->old_key[0] = old.key[0];
+    at->old_key[1] = old.key[1];
     if (old.algorithm == TG_SLIDING_LOG) {
         tg__log_check(&at->area, &old.log);
         at->loose[1] = tg__log_chain(&old.log);
@@ -757,6 +783,7 @@ write_target(call *now, size_t count, plan *at)
     tg__undo_save_entry(&at->area, at->index);
     if (__builtin_expect(at->kind == KIND_NEW || is_log(at), 0)) {
         now->loosened = true;
+        at->orphans = false;
         at->loose[0].count = at->loose[1].count = 0;
         if (at->kind == KIND_NEW)
             occupy(now, at);
@@ -808,7 +835,35 @@ free_loose(const call *now)
         for (unsigned j = 0; j < 2; j++)
             if (at->loose[j].count > 0)
                 tg__chain_free(&at->area, at->loose[j]);
+        if (at->orphans)
+            tg__leases_forget(&at->area, at->index, at->old_key);
     }
+}
+
+/* Whether all that this call takes can be leased. What a log is to grow by was made sure of before. */
+static bool
+leases_fit(const call *now, bool again)
+{
+    for (uint64_t left = now->segments; left; left &= left - 1) {
+        const uint32_t segment = (uint32_t)__builtin_ctzll(left);
+        const plan *one = NULL;
+        uint32_t leases = 0, logs = 0;
+        for (size_t i = 0; i < now->count; i++) {
+            const plan *const at = &now->plans[i];
+            if (!at->charges || at->segment != segment)
+                continue;
+            one = at;
+            leases++;
+            logs += is_log(at);
+        }
+        if (!one || tg__lease_room(&one->area, leases, logs))
+            continue;
+        if (!again)
+            return false;
+        reclaim(now, one);
+        return leases_fit(now, false);
+    }
+    return true;
 }
 
 /* Whether a target counts although the call is denied: one of its group refuses. */
@@ -842,6 +897,23 @@ plan_denied(call *now, plan *at)
         return at->squeeze;
     }
     return true;
+}
+
+static void
+take_leases(const call *now, tg_lease *lease)
+{
+    tg_lease_terms terms;
+    memcpy(&terms.id, lease->id, sizeof terms.id);
+    terms.until_us = lease->until_us;
+    for (size_t i = 0; i < now->count; i++) {
+        const plan *const at = &now->plans[i];
+        lease->places[i] = TG_BLOCK_NONE;
+        if (!at->charges)
+            continue;
+        terms.stamp_us = at->verdict.stamp_us;
+        terms.cost = at->target->cost;
+        lease->places[i] = tg__lease_add(&at->area, at->index, at->rule, &terms);
+    }
 }
 
 /* What is told of a target that counted a denied hit: whether and when the same would pass the state that this one has
@@ -902,8 +974,9 @@ hit_denied(call *now, size_t count)
         free_loose(now);
 }
 
+/* lease  NULL, or what all that is taken is held under; it refuses where there is no room for it */
 ON_HIT_PATH void
-hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
+hit(call *now, size_t count, bool writing, tg_lease *lease, tg_result *results, bool *overflowed)
 {
     bool allowed = true, charges = false, bucket = false;
     for (size_t i = 0; i < count; i++) {
@@ -914,10 +987,19 @@ hit(call *now, size_t count, bool writing, tg_result *results, bool *overflowed)
         bucket |= at->bucket;
     }
     const bool takes = allowed && writing;
+    if (lease) {
+        lease->full = takes && charges && !leases_fit(now, true);
+        if (lease->full)
+            return;
+        if (!takes || !charges)
+            memset(lease->id, 0, sizeof lease->id);
+    }
     if (takes && charges) {
         for (size_t i = 0; i < count; i++)
             if (now->plans[i].charges)
                 write_target(now, count, &now->plans[i]);
+        if (lease)
+            take_leases(now, lease);
         settle(now);
         if (__builtin_expect(now->loosened, 0))
             free_loose(now);
@@ -1002,9 +1084,12 @@ reset(call *now)
         if (at->leader != i || at->kind != KIND_FOUND)
             continue;
         const bool log = at->area.entries[at->index].algorithm == TG_SLIDING_LOG;
+        const bool leases = at->area.entries[at->index].leases > 0;
         at->area.entries[at->index].flags = 0; /* one byte: done or not done */
         tg__in_order();
         TG_STEP("entry forgotten");
+        if (leases)
+            tg__leases_forget(&at->area, at->index, at->key);
         at->area.segment->entries_used--;
         if (log && is_log(at))
             tg__chain_free(&at->area, tg__log_chain(&at->log));
@@ -1024,7 +1109,7 @@ apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, 
     if (__builtin_expect(status == TG_OK, 1)) {
         look_up(&now, target_count);
         if (op == TG_OP_HIT || op == TG_OP_PEEK)
-            hit(&now, target_count, op == TG_OP_HIT, results, &in_bucket);
+            hit(&now, target_count, op == TG_OP_HIT, NULL, results, &in_bucket);
         else if (op == TG_OP_REFUND)
             refund(&now);
         else
@@ -1057,6 +1142,121 @@ table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_c
     if (target_count == 1 && op == TG_OP_HIT)
         return apply(store, TG_OP_HIT, targets, 1, &only, results, overflowed, error);
     return apply_any(store, op, targets, target_count, results, overflowed, error);
+}
+
+/* ---- leases ---- */
+
+/* Ends those that are there, then takes what was too little: all or none of that, and always all. */
+static void
+settle_lease(call *now, const tg_lease *lease)
+{
+    uint64_t id;
+    memcpy(&id, lease->id, sizeof id);
+    const bool lapsed = now->now_us >= lease->until_us;
+    tg_target targets[TG_TARGETS_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < now->count; i++) {
+        const plan *const at = &now->plans[i];
+        if (at->rule->algorithm == TG_DENY)
+            continue;
+        const tg_area area = tg__map_area(now->map, at->segment);
+        const uint64_t taken = at->target->cost;
+        const bool found = tg__lease_find(&area, lease->places[i], id) != TG_BLOCK_NONE;
+        if (found)
+            tg__lease_end(&area, lease->places[i], taken > lease->actual ? taken - lease->actual : 0, now->now_us);
+        const uint64_t already = found || !lapsed ? taken : 0;
+        if (lease->actual <= already)
+            continue;
+        targets[count] = *at->target;
+        targets[count].cost = lease->actual - already;
+        targets[count].own = false;
+        targets[count++].forced = true;
+    }
+    if (count == 0)
+        return;
+    plan plans[TG_TARGETS_MAX];
+    tg_result results[TG_TARGETS_MAX];
+    bool overflowed;
+    call more = *now;
+    more.targets = targets;
+    more.plans = plans;
+    more.count = count;
+    make_keys(&more, count);
+    more.segments = now->segments; /* their locks are held already */
+    look_up(&more, count);
+    hit(&more, count, true, NULL, results, &overflowed);
+}
+
+static void
+renew_lease(const call *now, tg_lease *lease)
+{
+    uint64_t id;
+    memcpy(&id, lease->id, sizeof id);
+    lease->until_us = now->now_us + lease->lease_us;
+    lease->over = true;
+    for (size_t i = 0; i < now->count; i++) {
+        const tg_area area = tg__map_area(now->map, now->plans[i].segment);
+        if (tg__lease_find(&area, lease->places[i], id) == TG_BLOCK_NONE)
+            continue;
+        tg__lease_renew(&area, lease->places[i], lease->until_us);
+        lease->over = false;
+    }
+}
+
+static void
+tell_leases_full(tg_table *table)
+{
+    const uint64_t now_us = tg__boot_now_us();
+    uint64_t told_us = atomic_load_explicit(&table->told_leases_us, memory_order_relaxed);
+    if ((told_us == 0 || now_us - told_us >= LEASES_FULL_EVERY_US) &&
+        atomic_compare_exchange_strong_explicit(&table->told_leases_us, &told_us, now_us, memory_order_relaxed,
+                                                memory_order_relaxed))
+        tg__notice("leases-full", "table %s has no room for another reservation beside those of the same clients; "
+                                  "on_store_failure decides until some are settled or end",
+                   table->place.name);
+}
+
+static tg_status
+table_lease(tg_store *store, tg_lease_op op, const tg_target *targets, size_t target_count, tg_lease *lease,
+            tg_result *results, bool *overflowed, tg_error *error)
+{
+    tg_table *const table = tg__table_of(store);
+    plan plans[TG_TARGETS_MAX];
+    call now;
+    bool in_bucket = false;
+    if (target_count == 0 || target_count > TG_TARGETS_MAX)
+        return tg__error(error, TG_E_ARG, "1 to %d targets, not %zu", TG_TARGETS_MAX, target_count);
+    if (op == TG_LEASE_TAKE)
+        randombytes_buf(lease->id, sizeof lease->id);
+    lease->full = lease->over = false;
+    tg_status status = begin(&now, table, targets, target_count, plans, error);
+    if (status == TG_OK) {
+        switch (op) {
+        case TG_LEASE_TAKE:
+            lease->until_us = now.now_us + lease->lease_us;
+            look_up(&now, target_count);
+            hit(&now, target_count, true, lease, results, &in_bucket);
+            break;
+        case TG_LEASE_SETTLE:
+            settle_lease(&now, lease);
+            break;
+        case TG_LEASE_RENEW:
+            renew_lease(&now, lease);
+            break;
+        }
+        release(&now, now.segments);
+        if (overflowed)
+            *overflowed = in_bucket;
+    }
+    if (lease->full) {
+        memset(lease->id, 0, sizeof lease->id);
+        tell_leases_full(table);
+        status = tg__error(error, TG_E_STORE, "table %s: no room for another reservation", table->place.name);
+    }
+    const uint64_t real_us = tg__boot_now_us();
+    if (real_us >= atomic_load_explicit(&table->check_at_us, memory_order_relaxed))
+        tg__table_check(table, real_us);
+    return status;
 }
 
 static uint64_t
@@ -1095,6 +1295,7 @@ table_close(tg_store *store)
 static const tg_store_ops table_ops = {
     .name = "table",
     .apply = table_apply,
+    .lease = table_lease,
     .admit_rule = tg__table_admit_rule,
     .now_us = table_now_us,
     .utc_offset_us = table_utc_offset_us,

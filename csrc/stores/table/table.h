@@ -154,6 +154,8 @@ void tg__log_compact(const tg_area *area, uint32_t index);
 void tg__log_compact_resume(const tg_area *area);
 /* All blocks of a log. */
 tg_chain tg__log_chain(const tg_log *log);
+/* A free block, or TG_BLOCK_NONE. */
+uint32_t tg__block_take(const tg_area *area);
 void tg__chain_free(const tg_area *area, tg_chain chain);
 /* Blocks that a new log or a growing one could still get. */
 static inline uint32_t
@@ -162,6 +164,31 @@ tg__blocks_left(const tg_area *area)
     const uint32_t written = area->segment->blocks_made, spare = area->segment->free_count;
     const uint32_t made = written < area->block_count ? written : area->block_count;
     return area->block_count - made + (spare <= made ? spare : 0);
+}
+
+/* ---- lease.c: units taken on an estimate. All with the lock ---- */
+
+typedef struct tg_lease_terms {
+    uint64_t id, until_us, stamp_us, cost;
+} tg_lease_terms;
+
+/* Whether so many leases have room, beside blocks that logs of the same call may need. */
+bool tg__lease_room(const tg_area *area, uint32_t count, uint32_t blocks_beside);
+/* As part of a call that has saved the entry and is yet to settle. Returns its block. */
+uint32_t tg__lease_add(const tg_area *area, uint32_t index, const tg_rule *rule, const tg_lease_terms *terms);
+/* The index of the entry that the lease at `place` is of; TG_BLOCK_NONE: there is no such lease. */
+uint32_t tg__lease_find(const tg_area *area, uint32_t place, uint64_t id);
+/* The undo record is empty before and after. */
+void tg__lease_end(const tg_area *area, uint32_t block, uint64_t given, uint64_t now_us);
+void tg__lease_renew(const tg_area *area, uint32_t block, uint64_t until_us);
+void tg__leases_lapse(const tg_area *area, uint64_t now_us);
+void tg__leases_forget(const tg_area *area, uint32_t index, const uint64_t key[2]);
+void tg__leases_rebuild(const tg_area *area, uint32_t made);
+/* Whether some have ended: two instructions of a hit. */
+static inline bool
+tg__leases_due(const tg_segment *segment, uint64_t now_us)
+{
+    return *(const volatile uint64_t *)&segment->lease_due_us - 1 < now_us; /* 0: none */
 }
 
 /* ---- open.c: finding, trusting and making the file ---- */
@@ -202,6 +229,7 @@ typedef struct tg_table {
     _Atomic uint64_t checking; /* the process (tg__lock_self) one of whose threads is in the once-a-second check */
     _Atomic bool crowded;      /* since the last check something was forgotten or had no room */
     struct tg_metric_names *_Atomic metric_names; /* metrics.c */
+    _Atomic uint64_t told_leases_us; /* when it was last said that there is no room for another; 0: never */
     bool told_full;            /* only used inside the check */
     bool told_lost;
     bool told_alone;

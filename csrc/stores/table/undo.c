@@ -98,10 +98,12 @@ rebuild_arena(const tg_area *area)
         if (!(entry->flags & TG_ENTRY_USED))
             continue;
         used++;
+        entry->leases = 0;
         if (entry->algorithm == TG_SLIDING_LOG)
             claim_log(area, entry, made);
     }
     TG_STEP("logs claimed");
+    tg__leases_rebuild(area, made);
     uint32_t head = TG_BLOCK_NONE, count = 0;
     for (uint32_t i = made; i-- > 0;) {
         if (area->blocks[i].previous != TG_BLOCK_LOOSE)

@@ -140,6 +140,26 @@ tg__table_follow_utc(const tg_map *map)
     return right < held ? off : 0;
 }
 
+/* What nobody has hit since its lease ended. A segment whose lock is held is for the next second. */
+static void
+sweep_leases(const tg_table *table)
+{
+    const tg_map *const map = atomic_load_explicit(&table->map, memory_order_relaxed);
+    const uint64_t self = tg__lock_self(), now_us = tg__table_now(table);
+    for (uint32_t s = 0; s < map->segment_count; s++) {
+        const tg_area area = tg__map_area(map, s);
+        if (!tg__leases_due(area.segment, now_us))
+            continue;
+        const tg_lock_outcome outcome = tg__lock_take(area.segment, self, 0);
+        if (outcome == TG_LOCK_TIMEOUT)
+            continue;
+        if (outcome == TG_LOCK_INHERITED)
+            tg__segment_recover(&area);
+        tg__leases_lapse(&area, now_us);
+        tg__lock_release(area.segment, self);
+    }
+}
+
 void
 tg__table_check(tg_table *table, uint64_t real_us)
 {
@@ -157,6 +177,7 @@ tg__table_check(tg_table *table, uint64_t real_us)
     follow_file(table);
     tg__doctor_clock(table, tg__table_follow_utc(atomic_load_explicit(&table->map, memory_order_relaxed)));
     tg__doctor_look(table);
+    sweep_leases(table);
     if (atomic_exchange_explicit(&table->crowded, false, memory_order_relaxed) || table->told_full)
         tell_fill(table);
     atomic_store_explicit(&table->checking, 0, memory_order_release);
@@ -243,7 +264,10 @@ tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
                 return tg__error(error, TG_E_STORE, "table %s: a lock's holder is stopped", table->place.name);
             if (outcome == TG_LOCK_INHERITED)
                 tg__segment_recover(&area);
+            if (tg__leases_due(area.segment, now_us))
+                tg__leases_lapse(&area, now_us);
             if (first == 0) {
+                stats->leases += area.segment->lease_count;
                 stats->evicted += area.segment->evicted;
                 stats->overflowed += area.segment->overflowed;
                 stats->full += area.segment->full;

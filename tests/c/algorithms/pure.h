@@ -312,6 +312,11 @@ pure_step(pure_table *table, const trace_step *step, const char **fault)
                 *state = table->states[--table->state_count];
             }
         return NULL;
+    case TRACE_RESERVE:
+    case TRACE_SETTLE:
+    case TRACE_RENEW:
+        *fault = "reservations are a store's";
+        return NULL;
     case TRACE_BAD:
         break;
     }

@@ -97,7 +97,11 @@ limiter_of(tg_store *store, const char *rules)
     return limiter;
 }
 
-typedef enum verb { HIT, PEEK, REFUND, RESET } verb;
+typedef enum verb { HIT, PEEK, REFUND, RESET, RESERVE, SETTLE, RENEW } verb;
+
+/* What RESERVE makes, SETTLE makes `cost`, and RENEW renews for `cost` seconds. */
+static tg_reservation test_reservation UNUSED;
+#define TEST_LEASE (10 * SECOND)
 
 /* One call for up to TG_DIMENSIONS_MAX raw keys, separated by blanks. No assertion: children use it too. */
 UNUSED static tg_status
@@ -120,6 +124,16 @@ ask(tg_limiter *limiter, verb what, const char *keys, uint64_t cost, tg_decision
         return tg_limiter_peek(limiter, dimensions, count, cost, decision, NULL);
     case REFUND:
         return tg_limiter_refund(limiter, dimensions, count, cost, NULL);
+    case RESERVE: {
+        const tg_status status =
+            tg_limiter_reserve(limiter, dimensions, count, cost, TEST_LEASE, &test_reservation, NULL);
+        *decision = test_reservation.decision;
+        return status;
+    }
+    case SETTLE:
+        return tg_reservation_settle(limiter, &test_reservation, cost, NULL);
+    case RENEW:
+        return tg_reservation_renew(limiter, &test_reservation, cost * SECOND, NULL);
     default:
         return tg_limiter_reset(limiter, dimensions, count, NULL);
     }
@@ -193,8 +207,8 @@ bytes_of(const char *path)
     return map;
 }
 
-/* Nothing is held, nothing is half done; each block belongs to one log or is free; each log's sum is that of its
- * words. */
+/* Nothing is held, nothing is half done; each block belongs to one log, is a lease, or is free; each log's sum is that of its
+ * words; leases stand in their order and are counted in their entries. */
 UNUSED static void
 assert_table_sound(const char *path)
 {
@@ -238,6 +252,26 @@ assert_table_sound(const char *path)
             assert_int_equal(units, entry->log.units);
         }
         assert_int_equal(used, segment->entries_used);
+        uint32_t leases = 0, before = TG_BLOCK_NONE;
+        uint64_t until_us = 0;
+        for (uint32_t lease = segment->lease_first; lease != TG_BLOCK_NONE; lease = area.blocks[lease].next, leases++) {
+            assert_true(lease < segment->blocks_made && !claimed[lease]);
+            const uint64_t *words = area.blocks[lease].words;
+            assert_int_equal(words[TG_LEASE_WORD_TAG] & TG_LEASE_TAG_MASK, TG_LEASE_TAG);
+            assert_int_equal(area.blocks[lease].previous, before);
+            assert_true(words[TG_LEASE_WORD_UNTIL] >= until_us);
+            until_us = words[TG_LEASE_WORD_UNTIL];
+            claimed[lease] = 1;
+            before = lease;
+        }
+        assert_int_equal(before, segment->lease_last);
+        assert_int_equal(leases, segment->lease_count);
+        assert_int_equal(segment->lease_due_us,
+                         leases ? area.blocks[segment->lease_first].words[TG_LEASE_WORD_UNTIL] : 0);
+        count += leases;
+        for (uint32_t i = 0; i < area.total; i++)
+            leases -= area.entries[i].flags & TG_ENTRY_USED ? area.entries[i].leases : 0;
+        assert_int_equal(leases, 0);
         uint32_t block = segment->free_head, free_blocks = 0;
         for (; free_blocks < segment->free_count; free_blocks++) {
             assert_true(block < segment->blocks_made);

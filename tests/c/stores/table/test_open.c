@@ -126,15 +126,15 @@ a_named_table_lies_in_the_runtime_folder_under_a_name_with_its_layout(void **sta
         skip(); /* /run/tidegate goes before it, and is not a test's to write in */
     assert_int_equal(setenv("XDG_RUNTIME_DIR", test_folder, 1), 0);
     tg_store *store = store_of("shared://named?size=64KiB", NULL);
-    assert_int_equal(access(path_of("tidegate/named.v2"), F_OK), 0);
+    assert_int_equal(access(path_of("tidegate/named.v3"), F_OK), 0);
     tg_store_close(store);
-    unlink(path_of("tidegate/named.v2"));
+    unlink(path_of("tidegate/named.v3"));
     assert_int_equal(stat_of("tidegate").st_mode & 07777, 0700);
     rmdir(path_of("tidegate"));
     assert_int_equal(unsetenv("XDG_RUNTIME_DIR"), 0);
     char name[64], path[160];
     snprintf(name, sizeof name, "shared://tidegate-test-%d?size=64KiB", (int)getpid());
-    snprintf(path, sizeof path, "/dev/shm/tidegate-%lu-tidegate-test-%d.v2", (unsigned long)geteuid(), (int)getpid());
+    snprintf(path, sizeof path, "/dev/shm/tidegate-%lu-tidegate-test-%d.v3", (unsigned long)geteuid(), (int)getpid());
     store = store_of(name, NULL);
     assert_int_equal(access(path, F_OK), 0);
     tg_store_close(store);
