@@ -1,7 +1,7 @@
 -- Fixed window (1). Value: count, start, aligned or not. `option` is 1 for an aligned rule; the server's clock is
 -- UTC. A window of the other kind has ended: in other stores the two are read from clocks that lie decades apart.
 local function fixed_back(found, cost, taken_at, option)
-    if found.start ~= taken_at then return end
+    if found.start ~= taken_at or found.kind ~= option then return end
     found.count = found.count > cost and found.count - cost or 0
 end
 
@@ -10,7 +10,7 @@ local function fixed_at(key, now, rule)
     if not raw then return { now = now, count = 0 }, '' end
     local count, start, kind = unpack('<ddB', raw)
     if #raw > 17 then rule.leases, raw = raw:sub(18), raw:sub(1, 17) end
-    local found = { now = now, count = 0 }
+    local found = { now = now, count = 0, kind = kind }
     if kind == rule.option then
         if now < start then found.now = start end -- a clock that goes back grants nothing
         if found.now - start < rule.period then found.count, found.start = count, start end
@@ -64,6 +64,6 @@ save[1] = function(key, now, rule, found)
 end
 
 back[1] = function(key, now, rule, found)
-    fixed_back(found, rule.cost, rule.stamp)
+    fixed_back(found, rule.cost, rule.stamp, rule.option)
     save[1](key, now, rule, found)
 end

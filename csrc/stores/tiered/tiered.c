@@ -245,6 +245,25 @@ inner_of(tg_store *store)
     return tg__tiered_of(store)->inner;
 }
 
+/* A reservation is asked for where it is kept; what it takes and gives back is not what was remembered. Leases that end give
+ * back as well, so denials under such rules live shortly, as where units are refunded. */
+static tg_status
+tiered_lease(tg_store *store, tg_lease_op op, const tg_target *targets, size_t count, tg_lease *lease, tg_result *results,
+             bool *overflow, tg_error *error)
+{
+    tg_tiered *tiered = tg__tiered_of(store);
+    tg_denial_key keys[TG_TARGETS_MAX];
+    if (!tiered->inner->ops->lease)
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations", store->shown);
+    const tg_status status = tiered->inner->ops->lease(tiered->inner, op, targets, count, lease, results, overflow, error);
+    tg__denials_keys(tiered->denials, targets, count, keys);
+    for (size_t i = 0; i < count; i++) {
+        tg__denials_drop(tiered->denials, &keys[i], op == TG_LEASE_SETTLE);
+        note_given(tiered, targets[i].rule);
+    }
+    return status;
+}
+
 static tg_status
 tiered_admit_rule(tg_store *store, const tg_rule *rule, tg_error *error)
 {
@@ -357,6 +376,7 @@ static const tg_store_ops tiered_ops = {
     .name = "tiered",
     .remote = true,
     .apply = tiered_apply,
+    .lease = tiered_lease,
     .async_open = tg__tiered_async_open,
     .admit_rule = tiered_admit_rule,
     .name_rule = tiered_name_rule,
