@@ -47,7 +47,10 @@ TG_CPPFLAGS = $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(PKG_CFLAGS)
 # until the writing is through, 3 of the 86 ns of a decision.
 TG_CFLAGS = $(WARN) $(CFLAGS) -fno-tree-slp-vectorize -fPIC -fvisibility=hidden -pthread $(SAN)
 TG_LDLIBS = $(LDLIBS) $(PKG_LIBS) -pthread
-COMPILE = $(CC) $(TG_CPPFLAGS) $(TG_CFLAGS) -MMD -MP
+# What a file depends on is noted under both names of it: B may be spelt as a path in this folder or from the root, and a
+# change of a header has to be seen either way.
+NOTED = -MMD -MP $(addprefix -MT ,$(sort $(abspath $@) $(patsubst $(CURDIR)/%,%,$(abspath $@))))
+COMPILE = $(CC) $(TG_CPPFLAGS) $(TG_CFLAGS) $(NOTED)
 
 VERSION = $(shell sed -n 's/^.define TG_VERSION "\(.*\)"/\1/p' csrc/include/tidegate.h)
 PYTHON = .venv/bin/python
@@ -169,7 +172,7 @@ CGI_CFLAGS = $(WARN) $(CFLAGS) $(SAN) -ffunction-sections -fdata-sections -pthre
 $(B)/cgi/%.o: %.c
 	@mkdir -p $(@D)
 	$(call SAY,CC,$@)
-	$(Q)$(CGI_CC) $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(CGI_CFLAGS) -MMD -MP -c $< -o $@ \
+	$(Q)$(CGI_CC) $(CPPFLAGS) -D_GNU_SOURCE -Icsrc -Icsrc/include -I. $(CGI_CFLAGS) $(NOTED) -c $< -o $@ \
 	    $(if $(findstring musl,$(CGI_CC)),-idirafter /usr/include -idirafter /usr/include/$$($(CC) -print-multiarch))
 
 $(B)/bin/tidegate-cgi: $(CGI_OBJ)
@@ -252,7 +255,7 @@ fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 
 fuzz-programs: $(FUZZ_BIN)
-FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recover=all -MMD -MP
+FUZZ_COMPILE = clang $(TG_CPPFLAGS) $(WARN) -O1 -g -pthread -fno-sanitize-recover=all $(NOTED)
 FUZZ_OBJ := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(LIB_SRC) $(FCGI_ROOM_SRC))
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)

@@ -905,7 +905,6 @@ fcgi_loop_run(fcgi_loop *loop)
         do
             fcgi_relay_conclude(loop);
         while (fcgi_guest_flush(loop));
-        fcgi_relay_conclude(loop);
         bury_dead(loop);
         if (loop->responder.round)
             loop->responder.round(loop->responder.context);

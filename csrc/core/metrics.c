@@ -162,6 +162,13 @@ label(const char *name, char text[TG_NAME_BYTES_MAX + 1])
     return text;
 }
 
+/* A Redis may let nobody look. */
+static bool
+knows_keys(const report *r)
+{
+    return r->table || r->stats.keys_sampled > 0;
+}
+
 static void
 write_prometheus(const report *r)
 {
@@ -191,6 +198,11 @@ write_prometheus(const report *r)
     say(r, "# HELP tidegate_store_failing Whether the store does not answer, as this process sees it.\n"
            "# TYPE tidegate_store_failing gauge\ntidegate_store_failing %d\n",
         atomic_load_explicit(&r->store->failing, memory_order_relaxed));
+    if (knows_keys(r))
+        say(r, "# HELP tidegate_keys States that are kept, each for one rule and identity.\n# TYPE tidegate_keys gauge\n"
+               "tidegate_keys %" PRIu64 "\n# HELP tidegate_keys_bytes Memory that they take.\n"
+               "# TYPE tidegate_keys_bytes gauge\ntidegate_keys_bytes %" PRIu64 "\n",
+            r->stats.keys, r->stats.keys_bytes);
     for (size_t i = 0; r->table && i < GAUGES; i++)
         say(r, "# HELP tidegate_%s %s\n# TYPE tidegate_%s %s\ntidegate_%s %" PRIu64 "\n", gauges[i].name, gauges[i].help,
             gauges[i].name, gauges[i].type, gauges[i].name, value_of(r, &gauges[i]));
@@ -223,6 +235,10 @@ write_json(const report *r)
         tg__json_close(&json, '}');
     }
     tg__json_close(&json, ']');
+    if (knows_keys(r)) {
+        tg__json_number(&json, "keys", r->stats.keys);
+        tg__json_number(&json, "keys_bytes", r->stats.keys_bytes);
+    }
     tg__json_open(&json, "table", '{');
     for (size_t i = 0; r->table && i < GAUGES; i++)
         tg__json_number(&json, gauges[i].name + sizeof "table_" - 1, value_of(r, &gauges[i]));
@@ -304,6 +320,8 @@ write_text(const report *r)
     else if (!r->count)
         say(r, "nothing has been counted yet\n");
     write_latency(r);
+    if (knows_keys(r))
+        say(r, "%s%" PRIu64 " keys, %" PRIu64 " KiB\n", r->table ? "" : "about ", r->stats.keys, r->stats.keys_bytes / 1024);
     if (!r->table)
         return;
     say(r, "table %" PRIu64 " KiB, %" PRIu64 " of %" PRIu64 " entries in use, %" PRIu64 " of %" PRIu64 " log blocks\n",

@@ -267,6 +267,9 @@ typedef struct tg_store_stats {
     uint64_t owner_deaths;       /* locks taken back from a dead holder */
     uint64_t timeouts;           /* decisions that got no lock in time */
     uint64_t leases;             /* rules and identities under which something is reserved and not settled */
+    /* States that are kept, each for one rule and identity, and the memory that they take. */
+    uint64_t keys, keys_bytes;
+    uint64_t keys_sampled;       /* Redis: how many keys were looked at for that; 0: the server lets nobody look */
 } tg_store_stats;
 TG_API tg_status tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error);
 

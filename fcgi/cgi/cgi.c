@@ -355,6 +355,18 @@ judge(const cgi_settings *settings, tg_gate *gate, tg_clock *clock)
     go_on(settings);
 }
 
+/* Told before anybody is charged. A folder may be "executed" too, but not run. */
+static bool
+can_be_run(const char *program)
+{
+    struct stat kind;
+    if (stat(program, &kind) == 0 && S_ISDIR(kind.st_mode)) {
+        errno = EISDIR;
+        return false;
+    }
+    return access(program, X_OK) == 0;
+}
+
 int
 main(int count, char **arguments)
 {
@@ -374,7 +386,7 @@ main(int count, char **arguments)
     if (settings.wrong[0]) {
         fcgi_log(FCGI_ERROR, "set-wrongly", "%s", settings.wrong);
         refuse(&settings, "503 Service Unavailable", "MISCONFIGURED", "The limits of this site are set wrongly.");
-    } else if (settings.program && access(settings.program, X_OK) == -1) {
+    } else if (settings.program && !can_be_run(settings.program)) {
         fcgi_log(FCGI_ERROR, "program-failed", "%s: %s", settings.program, strerror(errno));
         refuse(&settings, "502 Bad Gateway", "BAD_GATEWAY", "The application could not be started.");
     } else if (!settings.enabled) {

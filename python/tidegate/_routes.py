@@ -6,6 +6,7 @@ routers are walked once, and again only when a route turns up that was not there
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,8 +79,8 @@ class RouteTable:
                 self._walk_app(route, f"//{host}{template}", pattern, [*above, id(key)])
                 continue
             path_format = getattr(route, "path_format", None)
-            if not isinstance(path_format, str):
-                continue
+            if not isinstance(path_format, str) or not isinstance(getattr(route, "path_regex", None), re.Pattern):
+                continue  # another framework's, as Litestar's: all of it is unrouted
             if below is not None and path_format.endswith(_MOUNT_TAIL):
                 inner = path_format.removesuffix(_MOUNT_TAIL)
                 self._walk_app(route, template + inner, pattern + _mount_pattern(route), [*above, id(key)])
@@ -184,6 +185,7 @@ def table_of(router: Any, anew: bool = False) -> RouteTable:
     if table is None or anew:
         table = RouteTable(router, None if table is None else table.kept)
         if router is not None:
-            setattr(router, _TABLE, table)
-            setattr(router, _READY, table.ready)
+            with contextlib.suppress(AttributeError):  # one with slots: looked through each time
+                setattr(router, _TABLE, table)
+                setattr(router, _READY, table.ready)
     return table

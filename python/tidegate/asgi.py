@@ -1,7 +1,8 @@
-"""The rules file in front of any ASGI application.
+"""The rules file, or limits written here, in front of any ASGI application.
 
-    app.add_middleware(TidegateMiddleware, config="rules.yaml")      # Starlette, FastAPI
-    app = TidegateMiddleware(app, config="rules.yaml")               # any other
+    app.add_middleware(TidegateMiddleware, config="rules.yaml")                  # Starlette, FastAPI
+    app = TidegateMiddleware(app, config="rules.yaml")                           # any other
+    app = TidegateMiddleware(app, limiter=Limiter("100/minute", by="ip"))
 
 Requests are judged before the application sees them, and before a byte of their body is read. Only the standard library
 and the compiled part are used: no framework is needed.
@@ -9,13 +10,14 @@ and the compiled part are used: no framework is needed.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tidegate._core import Gate, Judgement, ManualClock, asgi_enter, asgi_send
-from tidegate._limits import UNROUTED, user_text
-from tidegate._outcome import Outcome, Pending, give_back_async
+from tidegate._core import Gate, Judgement, Limiter, ManualClock, asgi_enter, asgi_send, judge_asgi_async
+from tidegate._limits import UNROUTED, check_cost, check_judges, user_text
+from tidegate._outcome import ChargeWhen, Outcome, Pending, check_charge_when, give_back_async
 from tidegate._request_state import (
     BODY_BYTES_MAX,
     SCOPE_KEY,
@@ -38,10 +40,16 @@ __all__ = ["TidegateMiddleware"]
 
 
 class TidegateMiddleware:
-    """Judges every HTTP request and WebSocket handshake by the rules file; any other scope passes through untouched.
+    """Judges every HTTP request and WebSocket handshake by the rules file, by limiters, or by both; any other scope passes
+    through untouched.
 
-    config   the rules file; without it TIDEGATE_CONFIG names it. ConfigError here, not on the first request.
+    config   the rules file; without it, and without gate= and limiter=, TIDEGATE_CONFIG names it. ConfigError here, not on
+             the first request
     gate     a Gate to share instead of opening one
+    limiter  a Limiter with `by`, or several: judged together, all or nothing, after the rules file
+    cost     units that a request takes of `limiter`
+    charge_when   callable(response) -> whether a request that was answered so counts: `response.status_code`,
+             `response.headers`. It is charged before it goes on and gets back what it took. Of `limiter` only
     store, clock, timeout  as for Gate
     user     callable(scope) -> the user's id or None, sync or async; without it scope["user"] counts when authenticated
     plan     callable(scope) -> the name of the client's plan or None, for policies with `plans`; sync or async
@@ -58,6 +66,9 @@ class TidegateMiddleware:
         config: str | None = None,
         *,
         gate: Gate | None = None,
+        limiter: Limiter | Sequence[Limiter] | None = None,
+        cost: int = 1,
+        charge_when: ChargeWhen | None = None,
         store: str | None = None,
         clock: ManualClock | None = None,
         timeout: float = 0.05,
@@ -65,10 +76,21 @@ class TidegateMiddleware:
         plan: PlanOf | None = None,
     ) -> None:
         self.app = app
-        self.gate = Gate(config, store=store, clock=clock, timeout=timeout) if gate is None else gate
+        check_charge_when(charge_when)
+        self.limiters = () if limiter is None else (limiter,) if isinstance(limiter, Limiter) else tuple(limiter)
+        self.cost = check_cost(cost)
+        for one in self.limiters:
+            check_judges(one)
+        if charge_when is not None and not self.limiters:
+            raise ValueError("charge_when= speaks of limiter=; a policy of a rules file has `count`")
+        self.charge_when = charge_when
+        if gate is None and (config is not None or not self.limiters):
+            gate = Gate(config, store=store, clock=clock, timeout=timeout)
+        self.gate = gate
         self.user = user
         self.plan = plan
-        self._enter: Any = asgi_enter(self.gate, user is not None) if plan is None else _never
+        simple = gate is not None and plan is None and not self.limiters
+        self._enter: Any = asgi_enter(gate, user is not None) if simple and gate is not None else _never
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entered = self._enter(scope, send)
@@ -87,35 +109,44 @@ class TidegateMiddleware:
         if state is None:
             state = scope[SCOPE_KEY] = []
             send = asgi_send(state, send, scope if isinstance(scope, dict) else {})
+        gate = self.gate
         asks: dict[str, Any] = {"reads_body": True}
-        if self.gate.names("route"):
+        if self.limiters or (gate is not None and gate.names("route")):
             asks["route"] = route_ahead(self.app, scope)
-        if self.user is not None and self.gate.names("user"):
+        if self.user is not None and (self.limiters or (gate is not None and gate.names("user"))):
             asks["user"] = await ask_user(self.user, scope)
-        if self.plan is not None:
+        if self.plan is not None and gate is not None:
             asks["plan"] = await ask_user(self.plan, scope)
+        judges: list[Callable[..., Awaitable[Judgement]]] = [] if gate is None else [gate.judge_asgi_async]
+        if self.limiters:
+            judges.append(functools.partial(judge_asgi_async, self.limiters, cost=self.cost))
         judged: Mapping[str, Any] = scope
-        if judgement is None:
-            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
-        if judgement.missing == "ip" and is_test_client(scope):
-            judged = with_loopback_client(scope)
-            judgement = await self.gate.judge_asgi_async(judged, prior=state, **asks)
-        if judgement.needs_body:
-            body, receive = await read_ahead(receive) if kind == "http" else (b"", receive)
+        for judge in judges:
+            if judgement is None:
+                judgement = await judge(judged, prior=state, **asks)
+            if judgement.missing == "ip" and is_test_client(scope):
+                judged = with_loopback_client(scope)
+                judgement = await judge(judged, prior=state, **asks)
+            if judgement.needs_body:
+                body, receive = await read_ahead(receive) if kind == "http" else (b"", receive)
+                state.append(judgement)
+                judgement = await judge(judged, prior=state, body=body, **asks)
+            if judgement.status:
+                await refused_async(state, judgement)
+                await refuse(scope, receive, send, judgement)
+                return
             state.append(judgement)
-            judgement = await self.gate.judge_asgi_async(judged, prior=state, body=body, **asks)
-        if judgement.status:
-            await refused_async(state, judgement)
-            await refuse(scope, receive, send, judgement)
-            return
-        state.append(judgement)
-        if not any(judged.settles for judged in state):
+            last, judgement = judgement, None
+        pending = [] if self.charge_when is None else [Pending(last.decision, self.charge_when)]
+        if not pending and not any(judged.settles for judged in state):
             await self.app(scope, receive, send)
             return
         try:
-            await self.app(scope, receive, settling(state, send))
+            await self.app(scope, receive, settling(state, send, pending))
         except BaseException:
             await settle_async(state, 500, ())  # what the server makes of it is outside of us
+            given_back, pending[:] = list(pending), []
+            await give_back_async(given_back, Outcome(500))
             raise
 
 
@@ -142,16 +173,25 @@ async def read_ahead(receive: Receive) -> tuple[bytes, Receive]:
     return body[:BODY_BYTES_MAX], replayed
 
 
-def settling(state: RequestState, send: Send) -> Send:
-    """A `send` that tells the judgements what is answered before it is sent."""
+def status_of(message: Message) -> int:
+    """What a message answers, if it opens an answer; else 0. A WebSocket that is accepted is 101, one closed 403."""
+    kind = message["type"]
+    if kind == "http.response.start" or kind == "websocket.http.response.start":
+        return int(message["status"])
+    return 101 if kind == "websocket.accept" else 403 if kind == "websocket.close" else 0
+
+
+def settling(state: RequestState, send: Send, pending: list[Pending]) -> Send:
+    """A `send` that tells the judgements what is answered before it is sent. `pending` is empty after that."""
 
     async def settled(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            await settle_async(state, message["status"], list(message.get("headers", ())))
-        elif message["type"] == "websocket.accept":
-            await settle_async(state, 101, list(message.get("headers", ())))
-        elif message["type"] == "websocket.close":
-            await settle_async(state, 403, ())  # before it was accepted; after that all is settled
+        status = status_of(message)
+        if status:
+            headers = list(message.get("headers", ()))
+            await settle_async(state, status, headers)
+            given_back, pending[:] = list(pending), []
+            if given_back:
+                await give_back_async(given_back, Outcome(status, headers))
         await send(message)
 
     return settled
@@ -186,11 +226,7 @@ class _Settle:
         self.pending: list[Pending] = []
 
     async def __call__(self, message: Message, send: Send) -> None:
-        kind = message["type"]
-        status = (
-            int(message["status"]) if kind in ("http.response.start", "websocket.http.response.start")
-            else 101 if kind == "websocket.accept" else 403 if kind == "websocket.close" else 0
-        )  # fmt: skip
+        status = status_of(message)
         if status:
             self.scope.pop(SETTLE_KEY, None)  # what follows goes straight to the server
             await give_back_async(self.pending, Outcome(status, message.get("headers", ())))

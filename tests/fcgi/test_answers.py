@@ -90,6 +90,13 @@ def test_head_gets_the_fields_and_no_body(daemon: Daemon) -> None:
     assert answers[2]["Retry-After"]
 
 
+def test_the_clients_method_is_told_where_the_web_server_asks_with_its_own(start: Callable[..., Daemon]) -> None:
+    daemon = start("store: memory://\npolicies:\n  - {name: posts, match: {methods: [POST]}, rules: 1/hour}\n")
+    told = [ask(daemon.address, set={"TIDEGATE_METHOD": method}) for method in ("GET", "POST", "HEAD", "POST")]
+    assert [answer.status for answer in told] == [200, 200, 200, 429]
+    assert told[2].body  # the question was a GET
+
+
 def test_the_mode_comes_from_the_parameter_else_the_listener_else_the_option(
     start: Callable[..., Daemon], folder: object
 ) -> None:

@@ -294,6 +294,7 @@ def test_the_program_may_be_what_the_server_found(site: Site) -> None:
     ("relative.cgi", 503, "expects an absolute path"),
     ("/not/there.cgi", 502, "/not/there.cgi: No such file"),
     ("/etc/passwd", 502, "Permission denied"),
+    ("/etc", 502, "/etc: Is a directory"),
 ])
 def test_a_program_that_cannot_be_started_is_told_and_charges_nobody(
     site: Site, named: str, status: int, words: str

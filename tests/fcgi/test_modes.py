@@ -297,6 +297,9 @@ def test_a_peer_of_another_user_is_closed_out_whatever_the_sockets_mode(
         ("unix:/tmp/s,relay-to=unix:/run/a,keep=many", "number"),
         ("unix:/tmp/s,peer-uid=nobody-of-this-name", "no such user"),
         ("unix:/tmp/s,keyed=perhaps", "yes or no"),
+        ("unix:/tmp/s,hold=-1", "seconds from 0 to 3600"),
+        ("unix:/tmp/s,hold=nan", "seconds from 0 to 3600"),
+        ("unix:/tmp/s,hold=1s", "seconds from 0 to 3600"),
     ],
 )
 def test_rights_that_cannot_be_given_are_one_line_that_says_what_to_write(

@@ -445,9 +445,8 @@ greet(redis_async *client)
 {
     tg_error error;
     client->state = STATE_GREETING;
-    client->wire.reader = redisReaderCreate();
     tg_trouble trouble = TG__TROUBLE_LINK;
-    if (!client->wire.reader)
+    if (!tg__wire_listen(&client->wire))
         tg__error(&error, TG_E_NOMEM, "redis: a reply reader");
     else
         trouble = tg__greeting_begin(client->store, &client->wire, &client->greeting, &error);
@@ -632,7 +631,7 @@ hear_some(redis_async *client)
     tg_error error;
     size_t got;
     short wants;
-    const tg_trouble trouble = tg__wire_read(&client->wire, bytes, sizeof bytes, &got, &wants, &error);
+    tg_trouble trouble = tg__wire_read(&client->wire, bytes, sizeof bytes, &got, &wants, &error);
     if (trouble != TG__TROUBLE_NONE) {
         lose_connection(client, trouble, &error, client->gone_out == 0);
         return false;
@@ -640,16 +639,13 @@ hear_some(redis_async *client)
     if (wants)
         return false;
     redisReader *const reader = client->wire.reader;
-    if (redisReaderFeed(reader, bytes, got) != REDIS_OK) {
-        tg__error(&error, TG_E_STORE, "redis: a reply could not be kept");
-        lose_connection(client, TG__TROUBLE_LINK, &error, false);
-        return false;
-    }
+    trouble = tg__wire_feed(&client->wire, bytes, got, &error);
     while (client->wire.reader == reader) { /* else a reply has ended this connection */
-        void *reply = NULL;
-        if (redisReaderGetReply(reader, &reply) != REDIS_OK) {
-            tg__error(&error, TG_E_STORE, "redis: what came is no Redis reply (%s)", reader->errstr);
-            lose_connection(client, TG__TROUBLE_LINK, &error, false);
+        redisReply *reply = NULL;
+        if (trouble == TG__TROUBLE_NONE)
+            trouble = tg__wire_take(&client->wire, &reply, &error);
+        if (trouble != TG__TROUBLE_NONE) {
+            lose_connection(client, trouble, &error, false);
             return false;
         }
         if (!reply)
@@ -659,7 +655,8 @@ hear_some(redis_async *client)
         else
             hear_reply(client, reply);
         freeReplyObject(reply);
-    }    return false;
+    }
+    return false;
 }
 
 static void

@@ -240,3 +240,24 @@ tg__counts_read(tg_text text, tg_policy_metrics *policies, size_t room, size_t *
     if (latency)
         latency->sum_ns = times[TG_LATENCIES];
 }
+
+/* ---- growth ---- */
+
+bool
+tg__growth_look(tg_growth *growth, uint64_t keys)
+{
+    if (growth->count == TG__GROWTH_LOOKS) {
+        memmove(growth->looks, growth->looks + 1, sizeof growth->looks - sizeof *growth->looks);
+        growth->count--;
+    }
+    growth->looks[growth->count++] = keys;
+    if (growth->told_at && keys < growth->told_at / 2)
+        growth->told_at = 0;
+    if (growth->told_at || growth->count < TG__GROWTH_LOOKS || keys < TG__GROWTH_LEAST || keys / 4 < growth->looks[0])
+        return false;
+    for (unsigned i = 1; i < TG__GROWTH_LOOKS; i++)
+        if (growth->looks[i] < growth->looks[i - 1] - growth->looks[i - 1] / 8) /* a sample is not exact */
+            return false;
+    growth->told_at = keys;
+    return true;
+}

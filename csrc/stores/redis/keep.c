@@ -16,14 +16,23 @@
 
 /* Relative to where the compiler is called, as in script.c. */
 #if defined(__APPLE__)
-__asm__(".section __TEXT,__const\n.globl _tg__lua_keep\n.globl _tg__lua_keep_end\n_tg__lua_keep:\n"
-        ".incbin \"csrc/stores/redis/keep.lua\"\n_tg__lua_keep_end:\n.byte 0\n.text\n");
+#define RODATA ".section __TEXT,__const\n"
+#define TEXT_END ".text\n"
+#define SYMBOL(name) "_" name
 #else
-__asm__(".section .rodata\n.globl tg__lua_keep\n.globl tg__lua_keep_end\ntg__lua_keep:\n"
-        ".incbin \"csrc/stores/redis/keep.lua\"\ntg__lua_keep_end:\n.byte 0\n.previous\n");
+#define RODATA ".section .rodata\n"
+#define TEXT_END ".previous\n"
+#define SYMBOL(name) name
 #endif
-extern const char tg__lua_keep[] __attribute__((visibility("hidden")));
-extern const char tg__lua_keep_end[] __attribute__((visibility("hidden")));
+#define EMBED(name)                                                                                                    \
+    __asm__(RODATA ".globl " SYMBOL("tg__lua_" #name) "\n" ".globl " SYMBOL("tg__lua_" #name "_end") "\n"              \
+            SYMBOL("tg__lua_" #name) ":\n" ".incbin \"csrc/stores/redis/" #name ".lua\"\n"                             \
+            SYMBOL("tg__lua_" #name "_end") ":\n" ".byte 0\n" TEXT_END);                                               \
+    extern const char tg__lua_##name[] __attribute__((visibility("hidden")));                                          \
+    extern const char tg__lua_##name##_end[] __attribute__((visibility("hidden")))
+
+EMBED(keep);
+EMBED(census);
 
 #define EVERY_US UINT64_C(500000) /* so that an override is followed within a second, whatever one exchange takes */
 #define FIRST_US UINT64_C(100000) /* after a process' first decision */
@@ -35,6 +44,10 @@ extern const char tg__lua_keep_end[] __attribute__((visibility("hidden")));
 #define COUNTS_LAST_MS "2592000000" /* 30 days after the last that was counted */
 #define TEXT_BYTES 65536
 #define HASHED "tidegate"
+#define CENSUS_PAGES "8" /* of SCAN, a hundred keys each: below a millisecond of the server */
+#define CENSUS_PAGE_KEYS "100"
+#define CENSUS_EVERY_US UINT64_C(10000000) /* while somebody asks */
+#define GROWTH_EVERY_US UINT64_C(60000000)
 
 struct tg_keeper {
     tg_store *store;
@@ -49,6 +62,10 @@ struct tg_keeper {
     size_t seen_length;
     uint64_t seen_at_us, wanted_until_us;
     bool told; /* that it is not allowed to */
+    char cursor[32]; /* where the next census goes on */
+    tg_census census;
+    uint64_t census_at_us, growth_at_us;
+    tg_growth growth;
 
     _Atomic unsigned generation; /* of the process that has a thread for it; 0: none */
     pthread_mutex_t sleep;
@@ -211,6 +228,101 @@ exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
     return trouble;
 }
 
+/* ---- how many keys there are ---- */
+
+static bool
+read_census(tg_keeper *keeper, const redisReply *reply)
+{
+    uint64_t numbers[5];
+    bool sound = reply->type == REDIS_REPLY_ARRAY && reply->elements == 7;
+    for (size_t i = 0; sound && i < 5; i++) {
+        sound = reply->element[i]->type == REDIS_REPLY_INTEGER && reply->element[i]->integer >= 0;
+        numbers[i] = sound ? (uint64_t)reply->element[i]->integer : 0;
+    }
+    if (!sound || reply->element[5]->type != REDIS_REPLY_STRING || reply->element[5]->len >= sizeof keeper->cursor)
+        return false;
+    const uint64_t all = numbers[0], seen = numbers[1], ours = numbers[2], measured = numbers[3], bytes = numbers[4];
+    memcpy(keeper->cursor, reply->element[5]->str, reply->element[5]->len + 1);
+    tg_census *census = &keeper->census;
+    census->sampled = seen ? seen : 1;
+    census->keys = reply->element[6]->integer == 1 || seen == 0 ? ours : (uint64_t)((tg_u128)all * ours / seen);
+    census->bytes = measured ? (uint64_t)((tg_u128)census->keys * bytes / measured) : 0;
+    return true;
+}
+
+/* Under `talk`. What the server does not let us see stays unknown. */
+static tg_trouble
+take_census(tg_keeper *keeper, uint64_t patience_us, tg_error *error)
+{
+    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
+    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
+    tg_redis_wire *wire = NULL;
+    char bytes[2048];
+    tg_resp resp = { .data = bytes, .size = sizeof bytes };
+    const char *const words[] = { keeper->cursor[0] ? keeper->cursor : "0", keeper->manual ? "tg1m:" : "tg1:", CENSUS_PAGES,
+                                  CENSUS_PAGE_KEYS };
+    keeper->census_at_us = tg__monotonic_us();
+    if (!server || (!patience_us && !find_spare(server)))
+        return TG__TROUBLE_PAUSED;
+    tg_trouble trouble = tg__pool_take(server, deadline_us, &wire, error);
+    if (trouble != TG__TROUBLE_NONE)
+        return trouble;
+    tg__resp_count(&resp, '*', 3 + sizeof words / sizeof *words);
+    tg__resp_bulk(&resp, "EVAL", 4);
+    tg__resp_bulk(&resp, tg__lua_census, (size_t)(tg__lua_census_end - tg__lua_census));
+    tg__resp_bulk(&resp, "0", 1);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        tg__resp_bulk(&resp, words[i], strlen(words[i]));
+    redisReply *reply = NULL;
+    trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, NULL, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+    if (trouble == TG__TROUBLE_NONE && !read_census(keeper, reply))
+        keeper->census = (tg_census){ .sampled = 0 };
+    if (reply)
+        freeReplyObject(reply);
+    tg__pool_give(server, wire, trouble == TG__TROUBLE_NONE);
+    return trouble;
+}
+
+static void
+look_for_growth(tg_keeper *keeper)
+{
+    if (keeper->census.sampled == 0 || !tg__growth_look(&keeper->growth, keeper->census.keys))
+        return;
+    tg__notice("keys-growing",
+               "store %s: about %" PRIu64 " keys, %" PRIu64 " MiB, and more with each of the last %d looks: identities that are "
+               "made up with each request would do that; see which policy counts by something a client invents",
+               keeper->store->shown ? keeper->store->shown : keeper->store->uri, keeper->census.keys,
+               keeper->census.bytes >> 20, TG__GROWTH_LOOKS);
+}
+
+void
+tg__keeper_look(tg_keeper *keeper)
+{
+    pthread_mutex_lock(&keeper->talk);
+    if (take_census(keeper, EXCHANGE_US, NULL) == TG__TROUBLE_NONE)
+        look_for_growth(keeper);
+    pthread_mutex_unlock(&keeper->talk);
+}
+
+tg_status
+tg__keeper_census(tg_keeper *keeper, tg_census *census, tg_error *error)
+{
+    pthread_mutex_lock(&keeper->talk);
+    const uint64_t now_us = tg__monotonic_us();
+    const bool runs = atomic_load(&keeper->generation) == tg__fork_generation() + 1;
+    tg_trouble trouble = TG__TROUBLE_NONE;
+    keeper->wanted_until_us = now_us + WANTED_FOR_US;
+    if (!runs || keeper->census_at_us == 0 || now_us - keeper->census_at_us > 2 * CENSUS_EVERY_US)
+        trouble = take_census(keeper, EXCHANGE_US, error);
+    *census = keeper->census;
+    pthread_mutex_unlock(&keeper->talk);
+    if (trouble != TG__TROUBLE_NONE && error)
+        error->status = TG_E_STORE;
+    return trouble == TG__TROUBLE_NONE ? TG_OK : TG_E_STORE;
+}
+
 static tg_status
 go(tg_keeper *keeper, tg_errand *errand, tg_error *error)
 {
@@ -235,6 +347,13 @@ tick(tg_keeper *keeper)
     pthread_mutex_lock(&keeper->talk);
     tg_errand errand = { .wants_counts = tg__monotonic_us() < keeper->wanted_until_us };
     const tg_trouble trouble = exchange(keeper, &errand, &error);
+    const uint64_t now_us = tg__monotonic_us();
+    const bool grows = now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
+    if (trouble == TG__TROUBLE_NONE && (grows || (errand.wants_counts && now_us - keeper->census_at_us >= CENSUS_EVERY_US)) &&
+        take_census(keeper, 0, NULL) == TG__TROUBLE_NONE && grows) {
+        keeper->growth_at_us = now_us;
+        look_for_growth(keeper);
+    }
     const bool tells = trouble == TG__TROUBLE_REFUSED && !keeper->told;
     keeper->told |= tells;
     pthread_mutex_unlock(&keeper->talk);

@@ -50,6 +50,25 @@ size_t tg__escape(char *to, const char *text);
 /* false: not such a text, or longer than `size` - 1. */
 bool tg__unescape(tg_text text, char *to, size_t size);
 
+/* ---- how many keys there are ---- */
+
+typedef struct tg_census {
+    uint64_t keys, bytes; /* of ours */
+    uint64_t sampled;     /* keys that were looked at; 0: nothing is known */
+} tg_census;
+
+#define TG__GROWTH_LOOKS 10 /* a minute apart */
+#define TG__GROWTH_LEAST UINT64_C(100000) /* keys: fewer are nobody's trouble */
+
+typedef struct tg_growth {
+    uint64_t looks[TG__GROWTH_LOOKS]; /* the oldest first */
+    unsigned count;
+    uint64_t told_at; /* 0: not told, or it has fallen to half of that since */
+} tg_growth;
+
+/* Whether it is to be told now: many keys, four times as many as ten looks ago, and never noticeably fewer between. */
+bool tg__growth_look(tg_growth *growth, uint64_t keys);
+
 /* ---- the keeper ---- */
 
 typedef struct tg_keeper tg_keeper;
@@ -64,6 +83,11 @@ void tg__keeper_after_fork(tg_keeper *keeper);
 tg_counts *tg__keeper_counts(tg_keeper *keeper);
 /* Sees to it that there is a thread in this process. One load where there is. */
 void tg__keeper_wake(tg_keeper *keeper);
+
+/* As last sampled; a process that has no thread for it asks. */
+tg_status tg__keeper_census(tg_keeper *keeper, tg_census *census, tg_error *error);
+/* What the thread does once a minute. */
+void tg__keeper_look(tg_keeper *keeper);
 
 /* tg_store_ops of that name. */
 tg_status tg__keeper_metrics(tg_keeper *keeper, tg_policy_metrics *policies, size_t room, size_t *count,

@@ -311,10 +311,14 @@ redis_utc_offset_us(tg_store *store)
 static tg_status
 redis_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
 {
-    (void)error;
-    const tg_redis_store *store = redis_of(base);
+    tg_redis_store *store = redis_of(base);
+    tg_census census;
     *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&store->timeouts, memory_order_relaxed) };
-    return TG_OK;
+    const tg_status status = tg__keeper_census(store->keeper, &census, error);
+    stats->keys = census.keys;
+    stats->keys_bytes = census.bytes;
+    stats->keys_sampled = census.sampled;
+    return status;
 }
 
 /* ---- what operators see and set ---- */

@@ -88,6 +88,7 @@ typedef struct tg_redis_wire {
     bool taken;     /* under the pool's lock */
     uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
     redisReader *reader;
+    size_t unheard; /* bytes that were fed to it since the last whole reply */
     void *tls; /* NULL: none */
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
@@ -106,6 +107,11 @@ tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply 
 tg_trouble tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
                           tg_error *error);
 tg_trouble tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error);
+/* The wire's reply reader, made before the first byte. Memory and time that a reply may take are bounded, whatever sends it. */
+bool tg__wire_listen(tg_redis_wire *wire);
+tg_trouble tg__wire_feed(tg_redis_wire *wire, const void *data, size_t length, tg_error *error);
+/* What has been fed, reply by reply; NULL: none is whole yet. */
+tg_trouble tg__wire_take(tg_redis_wire *wire, redisReply **reply, tg_error *error);
 /* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. */
 bool tg__wire_sound(tg_redis_wire *wire);
 void tg__wire_close(tg_redis_wire *wire);

@@ -21,6 +21,9 @@
 
 #define IDLE_AFTER_US 2000
 #define RECEIVES_FOR_US 10000 /* SO_RCVTIMEO, see receive_by */
+/* Of one reply. The longest there are tell of a cluster's 16384 slots, and of overrides. */
+#define REPLY_BYTES_MAX (16u << 20)
+#define REPLY_ELEMENTS_MAX 131072
 
 uint64_t
 tg__monotonic_us(void)
@@ -397,8 +400,7 @@ tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t dea
         return TG__TROUBLE_LINK;
     }
     wire->used_at_us = 0;
-    wire->reader = redisReaderCreate();
-    if (!wire->reader) {
+    if (!tg__wire_listen(wire)) {
         tg__error(error, TG_E_NOMEM, "redis: a reply reader");
         return TG__TROUBLE_LINK;
     }
@@ -419,6 +421,78 @@ tg__wire_close(tg_redis_wire *wire)
         close(fd);
     if (reader)
         redisReaderFree(reader);
+}
+
+/* ---- replies ---- */
+
+#if HIREDIS_MAJOR >= 1
+typedef size_t element_count;
+#else
+typedef int element_count;
+#endif
+
+static redisReplyObjectFunctions replies; /* hiredis' own, but for create_bounded_array */
+static void *(*create_array)(const redisReadTask *, element_count);
+static pthread_once_t replies_once = PTHREAD_ONCE_INIT;
+
+/* hiredis makes room for as many elements as the first line of an array promises, and gives it back one by one: what is no
+ * Redis and promises a hundred million holds whoever asked for seconds. */
+static void *
+create_bounded_array(const redisReadTask *task, element_count elements)
+{
+    return elements > REPLY_ELEMENTS_MAX ? NULL : create_array(task, elements);
+}
+
+static void
+make_replies(void)
+{
+    redisReader *reader = redisReaderCreate(); /* its functions have no name of their own */
+    if (!reader)
+        return; /* no memory: as hiredis does it, then */
+    replies = *reader->fn;
+    create_array = replies.createArray;
+    replies.createArray = create_bounded_array;
+    redisReaderFree(reader);
+}
+
+bool
+tg__wire_listen(tg_redis_wire *wire)
+{
+    wire->unheard = 0;
+    wire->reader = redisReaderCreate();
+    if (!wire->reader)
+        return false;
+    pthread_once(&replies_once, make_replies);
+    if (create_array)
+        wire->reader->fn = &replies;
+    return true;
+}
+
+tg_trouble
+tg__wire_feed(tg_redis_wire *wire, const void *data, size_t length, tg_error *error)
+{
+    wire->unheard += length;
+    if (wire->unheard > REPLY_BYTES_MAX)
+        tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (more than %u bytes)", REPLY_BYTES_MAX);
+    else if (redisReaderFeed(wire->reader, data, length) != REDIS_OK)
+        tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);
+    else
+        return TG__TROUBLE_NONE;
+    return TG__TROUBLE_LINK;
+}
+
+tg_trouble
+tg__wire_take(tg_redis_wire *wire, redisReply **reply, tg_error *error)
+{
+    void *complete = NULL;
+    if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
+        tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (%s)", wire->reader->errstr);
+        return TG__TROUBLE_LINK;
+    }
+    *reply = complete;
+    if (complete)
+        wire->unheard = 0;
+    return TG__TROUBLE_NONE;
 }
 
 /* ---- talking ---- */
@@ -548,6 +622,10 @@ receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline
     for (;;) {
         short wants;
         size_t length;
+        if (tg__monotonic_us() >= deadline_us) { /* also of what never stops coming */
+            tg__error(error, TG_E_STORE, "redis: no answer in time (reply)");
+            return TG__TROUBLE_TIMEOUT;
+        }
         tg_trouble trouble = tg__tls_read(wire, bytes, size, &length, &wants, error);
         if (trouble == TG__TROUBLE_NONE && wants)
             trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "reply", error);
@@ -582,26 +660,22 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
     char bytes[4096];
     bool polls = false;
     for (;;) {
-        void *complete = NULL;
-        if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
-            tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (%s)", wire->reader->errstr);
-            return TG__TROUBLE_LINK;
-        }
-        if (complete) {
-            *reply = complete;
+        ssize_t got;
+        tg_trouble trouble = tg__wire_take(wire, reply, error);
+        if (trouble != TG__TROUBLE_NONE)
+            return trouble;
+        if (*reply) {
             wire->used_at_us = tg__monotonic_us();
             return TG__TROUBLE_NONE;
         }
-        ssize_t got;
-        const tg_trouble trouble = wire->tls ? receive_secured(wire, bytes, sizeof bytes, deadline_us, &got, error)
+        trouble = wire->tls ? receive_secured(wire, bytes, sizeof bytes, deadline_us, &got, error)
                                              : receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (got > 0) {
-            if (redisReaderFeed(wire->reader, bytes, (size_t)got) != REDIS_OK) {
-                tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);
-                return TG__TROUBLE_LINK;
-            }
+            trouble = tg__wire_feed(wire, bytes, (size_t)got, error);
+            if (trouble != TG__TROUBLE_NONE)
+                return trouble;
         } else if (got == 0) {
             tg__error(error, TG_E_STORE, "redis: the server closed the connection");
             return TG__TROUBLE_LINK;

@@ -280,5 +280,7 @@ tg__table_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
             tg__lock_release(area.segment, self);
         }
     }
+    stats->keys = stats->entries_live;
+    stats->keys_bytes = stats->entries_live * sizeof(tg_entry) + stats->log_blocks_used * sizeof(tg_block);
     return TG_OK;
 }

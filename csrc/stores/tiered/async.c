@@ -50,6 +50,20 @@ end_passing(passed_on *passed)
         client->spare = passed;
 }
 
+static void hear(void *data, tg_status status, const tg_error *error);
+
+/* Without a call it is answered, or failed. */
+static tg_status
+ask(passed_on *passed, tg_error *error)
+{
+    tg_store_async *inner = passed->client->inner;
+    passed->call = NULL;
+    if (!inner)
+        return tg__error(error, TG_E_STORE, "tiered store: this client is closed");
+    return inner->ops->begin(inner, passed->question.op, passed->targets, passed->question.count, passed->results, hear,
+                             passed, &passed->call, error);
+}
+
 /* The client may be gone when `done` returns. */
 static void
 hear(void *data, tg_status status, const tg_error *error)
@@ -57,7 +71,15 @@ hear(void *data, tg_status status, const tg_error *error)
     passed_on *passed = data;
     tg_async_done *done = passed->done;
     void *for_whom = passed->data;
-    tg__tiered_learn(passed->client->tiered, &passed->question, status, passed->results);
+    tg_error fault;
+    if (tg__tiered_learn(passed->client->tiered, &passed->question, status, passed->results)) {
+        /* A batch did not fit: what is needed alone. */
+        status = ask(passed, &fault);
+        if (status == TG_OK && passed->call)
+            return;
+        tg__tiered_learn(passed->client->tiered, &passed->question, status, passed->results);
+        error = &fault;
+    }
     end_passing(passed);
     done(for_whom, status, error);
 }
@@ -83,9 +105,7 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t cou
         end_passing(passed);
         return TG_OK;
     }
-    passed->call = NULL;
-    const tg_status status = client->inner->ops->begin(client->inner, op, passed->targets, count, results, hear, passed,
-                                                       &passed->call, error);
+    const tg_status status = ask(passed, error);
     if (status == TG_OK && passed->call) {
         *call = (tg_store_call *)passed;
         return TG_OK;

@@ -3,6 +3,7 @@
  * Must not enter: Redis, sockets, arithmetic of an algorithm. */
 #include "stores/tiered/tiered.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -11,6 +12,7 @@
  * by what is known: a client that invents an account with each request would else cost a question each. */
 #define COMPANY_MAX 8
 #define NOT_SEEN UINT64_MAX
+#define PREFIX "tiered+"
 
 /* ---- all of this process, for forks ---- */
 
@@ -21,8 +23,11 @@ static void
 begin_child(void)
 {
     pthread_mutex_init(&all_lock, NULL);
-    for (tg_tiered *one = atomic_load(&all); one; one = one->next)
+    for (tg_tiered *one = atomic_load(&all); one; one = one->next) {
         tg__denials_after_fork(one->denials);
+        if (one->grants)
+            tg__grants_after_fork(one->grants);
+    }
 }
 
 static void
@@ -156,6 +161,108 @@ know(tg_tiered *tiered, const tg_target *targets, size_t count, const tg_denial_
     return tg__sights_tell(TG_OP_HIT, targets, first_of, count, deny_rule, sights, as_us, 0, results);
 }
 
+/* ---- the first layer, where it was asked for ---- */
+
+/* A token bucket of so much of each rule; no cost is beyond it for ever. */
+static void
+local_targets(const tg_tiered *tiered, const tg_target *targets, size_t count, tg_rule *rules, tg_target *local)
+{
+    for (size_t i = 0; i < count; i++) {
+        const tg_rule *rule = targets[i].rule;
+        rules[i] = *rule;
+        local[i] = (tg_target){ .rule = &rules[i], .identity = targets[i].identity, .cost = targets[i].cost };
+        if (rule->algorithm == TG_DENY)
+            continue;
+        rules[i].algorithm = TG_TOKEN_BUCKET;
+        rules[i].aligned = false;
+        rules[i].resolution_us = 0;
+        rules[i].limit = (rule->limit * tiered->local_percent + 99) / 100;
+        rules[i].burst = (rule->burst * tiered->local_percent + 99) / 100;
+        if (local[i].cost > rules[i].burst)
+            local[i].cost = rules[i].burst;
+    }
+}
+
+static bool
+passes_locally(tg_tiered *tiered, const tg_target *targets, size_t count, tg_result *results)
+{
+    tg_rule rules[TG_TARGETS_MAX];
+    tg_target local[TG_TARGETS_MAX];
+    local_targets(tiered, targets, count, rules, local);
+    if (tiered->local->ops->apply(tiered->local, TG_OP_HIT, local, count, results, NULL, NULL) != TG_OK)
+        return true; /* it is a help, no judge */
+    bool passes = true;
+    for (size_t i = 0; i < count; i++) {
+        passes &= results[i].allowed;
+        results[i].charged = false;
+    }
+    return passes;
+}
+
+static void
+forget_locally(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count)
+{
+    tg_rule rules[TG_TARGETS_MAX];
+    tg_target local[TG_TARGETS_MAX];
+    local_targets(tiered, targets, count, rules, local);
+    tiered->local->ops->apply(tiered->local, op, local, count, NULL, NULL, NULL);
+}
+
+/* ---- leases, where they were asked for ---- */
+
+/* How many times its cost a decision may take ahead: a tenth of the limit for all workers together. */
+static uint64_t
+batch_of(const tg_tiered *tiered, const tg_target *targets, size_t count)
+{
+    uint64_t batch = tiered->lease;
+    for (size_t i = 0; i < count; i++) {
+        const tg_rule *rule = targets[i].rule;
+        if (rule->algorithm == TG_DENY || rule->algorithm == TG_LEAKY_BUCKET || targets[i].cost == 0)
+            return 1; /* each hit of a leaky bucket has a delay of its own */
+        const uint64_t most = rule->limit / (10 * tiered->workers) / targets[i].cost;
+        batch = most < batch ? most : batch;
+    }
+    return batch > 1 ? batch : 1;
+}
+
+/* From what was taken ahead, for all targets or for none. */
+static bool
+passes_on_lease(tg_tiered *tiered, const tg_tier_question *question, const tg_target *targets, tg_result *results,
+                bool *scarce)
+{
+    size_t taken = 0;
+    *scarce = false;
+    for (; taken < question->count; taken++) {
+        for (size_t j = 0; j < taken; j++)
+            if (memcmp(&question->keys[j], &question->keys[taken], sizeof question->keys[j]) == 0)
+                *scarce = true; /* two rules on one count are not leased */
+        if (*scarce)
+            break;
+        const tg_grant_found found = tg__grants_take(tiered->grants, &targets[taken], &question->keys[taken],
+                                                     question->epoch, question->sent_us, &results[taken]);
+        *scarce = found == TG__GRANT_SCARCE;
+        if (found != TG__GRANT_TAKEN)
+            break;
+    }
+    if (taken == question->count)
+        return true;
+    for (size_t i = 0; i < taken; i++)
+        tg__grants_give_back(tiered->grants, &targets[i], &question->keys[i]);
+    return false;
+}
+
+/* What a batch has brought: the decision's own part, and the rest to be given out. */
+static void
+keep_rest(tg_tiered *tiered, const tg_tier_question *question, tg_result *results)
+{
+    for (size_t i = 0; i < question->count; i++) {
+        const uint64_t cost = question->targets[i].cost / question->batch;
+        tg__grants_put(tiered->grants, &question->targets[i], &question->keys[i], question->epoch, question->sent_us,
+                       question->targets[i].cost - cost, &results[i]);
+        results[i].remaining += question->targets[i].cost - cost;
+    }
+}
+
 bool
 tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
                    tg_tier_question *question)
@@ -169,9 +276,24 @@ tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t
     if (op == TG_OP_HIT && question->learns &&
         know(tiered, targets, count, question->keys, question->sent_us, question->epoch, results))
         return true;
+    question->local = false;
+    question->batch = 1;
+    if (op == TG_OP_HIT && question->learns && tiered->local) {
+        if (!passes_locally(tiered, targets, count, results))
+            return true;
+        question->local = true;
+    }
+    if (op == TG_OP_HIT && question->learns && tiered->grants) {
+        bool scarce;
+        if (passes_on_lease(tiered, question, targets, results, &scarce))
+            return true;
+        if (!scarce)
+            question->batch = batch_of(tiered, targets, count);
+    }
     for (size_t i = 0; i < count; i++) {
         question->marks[i] = tg__denials_mark(tiered->denials, &question->keys[i]);
         question->targets[i] = targets[i];
+        question->targets[i].cost *= question->batch;
         question->targets[i].sight = question->learns ? &question->sights[i] : NULL;
         question->sights[i].now_us = NOT_SEEN;
     }
@@ -195,27 +317,48 @@ learn_denial(tg_tiered *tiered, const tg_tier_question *question)
     }
 }
 
-void
-tg__tiered_learn(tg_tiered *tiered, const tg_tier_question *question, tg_status status, const tg_result *results)
+bool
+tg__tiered_learn(tg_tiered *tiered, tg_tier_question *question, tg_status status, tg_result *results)
 {
     if (question->op == TG_OP_REFUND || question->op == TG_OP_RESET) { /* also when nobody knows whether it took effect */
         for (size_t i = 0; i < question->count; i++) {
             tg__denials_drop(tiered->denials, &question->keys[i], true);
+            if (tiered->grants && question->op == TG_OP_RESET)
+                tg__grants_drop(tiered->grants, &question->keys[i]);
             if (question->op == TG_OP_REFUND)
                 note_given(tiered, question->targets[i].rule);
         }
-        return;
+        if (tiered->local)
+            forget_locally(tiered, question->op, question->targets, question->count);
+        return false;
     }
-    if (status != TG_OK)
-        return; /* the store behind has begun another epoch, or was not asked */
+    if (status != TG_OK) { /* the store behind has begun another epoch, or was not asked */
+        if (question->local)
+            forget_locally(tiered, TG_OP_REFUND, question->targets, question->count);
+        return false;
+    }
     bool denied = false;
     for (size_t i = 0; i < question->count; i++) {
         denied |= !results[i].allowed;
         if (results[i].charged)
             tg__denials_drop(tiered->denials, &question->keys[i], false);
     }
+    if (question->batch > 1 && !denied)
+        keep_rest(tiered, question, results);
+    if (question->batch > 1 && denied) {
+        for (size_t i = 0; i < question->count; i++) {
+            tg__grants_put(tiered->grants, &question->targets[i], &question->keys[i], question->epoch, question->sent_us, 0,
+                           &results[i]);
+            question->targets[i].cost /= question->batch;
+        }
+        question->batch = 1;
+        return true;
+    }
+    if (denied && question->local)
+        forget_locally(tiered, TG_OP_REFUND, question->targets, question->count);
     if (denied && question->learns)
         learn_denial(tiered, question);
+    return false;
 }
 
 /* ---- a store ---- */
@@ -234,8 +377,10 @@ tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, 
         *overflow = false;
     if (tg__tiered_answers(tiered, op, targets, count, results, &question))
         return TG_OK;
-    const tg_status status = tiered->inner->ops->apply(tiered->inner, op, asked, count, results, overflow, error);
-    tg__tiered_learn(tiered, &question, status, results);
+    tg_status status;
+    do
+        status = tiered->inner->ops->apply(tiered->inner, op, asked, count, results, overflow, error);
+    while (tg__tiered_learn(tiered, &question, status, results));
     return status;
 }
 
@@ -245,21 +390,20 @@ inner_of(tg_store *store)
     return tg__tiered_of(store)->inner;
 }
 
-/* A reservation is asked for where it is kept; what it takes and gives back is not what was remembered. Leases that end give
- * back as well, so denials under such rules live shortly, as where units are refunded. */
+/* Reservations are the store behind's own; what they change is forgotten here, and what they hold comes back by itself. */
 static tg_status
 tiered_lease(tg_store *store, tg_lease_op op, const tg_target *targets, size_t count, tg_lease *lease, tg_result *results,
              bool *overflow, tg_error *error)
 {
     tg_tiered *tiered = tg__tiered_of(store);
     tg_denial_key keys[TG_TARGETS_MAX];
-    if (!tiered->inner->ops->lease)
-        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations", store->shown);
-    const tg_status status = tiered->inner->ops->lease(tiered->inner, op, targets, count, lease, results, overflow, error);
     tg__denials_keys(tiered->denials, targets, count, keys);
+    const tg_status status =
+        tiered->inner->ops->lease(tiered->inner, op, targets, count, lease, results, overflow, error);
     for (size_t i = 0; i < count; i++) {
-        tg__denials_drop(tiered->denials, &keys[i], op == TG_LEASE_SETTLE);
         note_given(tiered, targets[i].rule);
+        if (op != TG_LEASE_RENEW)
+            tg__denials_drop(tiered->denials, &keys[i], op == TG_LEASE_SETTLE);
     }
     return status;
 }
@@ -368,7 +512,9 @@ tiered_close(tg_store *store)
         strike_off(tiered);
         tg_store_close(tiered->inner);
     }
+    tg_store_close(tiered->local);
     tg__denials_close(tiered->denials);
+    tg__grants_close(tiered->grants);
     free(tiered);
 }
 
@@ -376,7 +522,6 @@ static const tg_store_ops tiered_ops = {
     .name = "tiered",
     .remote = true,
     .apply = tiered_apply,
-    .lease = tiered_lease,
     .async_open = tg__tiered_async_open,
     .admit_rule = tiered_admit_rule,
     .name_rule = tiered_name_rule,
@@ -396,29 +541,74 @@ static const tg_store_ops tiered_ops = {
 
 /* ---- opening ---- */
 
+/* The registry does not know of it: tg_store_close is all that may be called for it. */
 static tg_status
-open_inner(tg_tiered *tiered, const tg_store_uri *uri, const tg_store_options *options, tg_error *error)
+adopt(tg_store *store, const char *name, const tg_store_options *options, tg_error *error)
 {
-    static const char prefix[] = "tiered+";
-    tg_store_uri behind = *uri;
-    behind.scheme.data += sizeof prefix - 1;
-    behind.scheme.length -= sizeof prefix - 1;
-    tg_store *inner = NULL;
-    char *name = strdup(prefix);
-    if (!name)
-        return tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", sizeof prefix);
-    const tg_status status = tg__redis_open(&behind, options, &inner, error);
-    if (status != TG_OK) {
-        free(name);
-        return status;
+    store->uri = strdup(name);
+    store->clock = options->clock;
+    if (store->clock)
+        tg_clock_retain(store->clock);
+    store->references = 1;
+    return store->uri ? TG_OK : tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", strlen(name) + 1);
+}
+
+static tg_status
+read_option(tg_text name, tg_text value, uint64_t least, uint64_t most, uint64_t *number, tg_error *error)
+{
+    char shown[32], named[32];
+    if (tg__text_number(value, most, number) && *number >= least)
+        return TG_OK;
+    return tg__error(error, TG_E_CONFIG, "a tiered store's %s is '%s': expected %" PRIu64 " to %" PRIu64,
+                     tg__text_show(name, named, sizeof named), tg__text_show(value, shown, sizeof shown), least, most);
+}
+
+/* Takes the tiers' own options out of the URI. */
+static tg_status
+read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, tg_error *error)
+{
+    tg_status status = TG_OK;
+    *behind = *uri;
+    behind->scheme.data += sizeof PREFIX - 1;
+    behind->scheme.length -= sizeof PREFIX - 1;
+    behind->option_count = 0;
+    tiered->workers = 1;
+    for (size_t i = 0; i < uri->option_count && status == TG_OK; i++) {
+        const tg_text name = uri->options[i].name, value = uri->options[i].value;
+        uint64_t number = 0;
+        if (tg__text_is(name, "local")) {
+            status = read_option(name, value, 1, 100, &number, error);
+            tiered->local_percent = (unsigned)number;
+        } else if (tg__text_is(name, "lease")) {
+            status = read_option(name, value, 2, 1000000, &tiered->lease, error);
+        } else if (tg__text_is(name, "workers")) {
+            status = read_option(name, value, 1, 100000, &tiered->workers, error);
+        } else {
+            behind->options[behind->option_count++] = uri->options[i];
+        }
     }
-    inner->uri = name; /* for tg_store_close alone: it is found by nobody */
-    inner->clock = options->clock;
-    if (inner->clock)
-        tg_clock_retain(inner->clock);
-    inner->references = 1;
-    tiered->inner = inner;
-    return TG_OK;
+    return status;
+}
+
+static tg_status
+open_tiers(tg_tiered *tiered, const tg_store_uri *uri, const tg_store_options *options, tg_error *error)
+{
+    tg_store_uri behind;
+    tg_status status = read_options(tiered, uri, &behind, error);
+    tiered->denials = tg__denials_open();
+    if (tiered->lease)
+        tiered->grants = tg__grants_open();
+    if (status == TG_OK && (!tiered->denials || (tiered->lease && !tiered->grants)))
+        status = tg__error(error, TG_E_NOMEM, "tiered store: what it remembers");
+    if (status == TG_OK && tiered->local_percent) {
+        const tg_store_uri table = { .scheme = tg_text_of("memory"), .rest = tg_text_of("tiers") };
+        status = tg__table_open(&table, options, &tiered->local, error);
+        if (status == TG_OK)
+            status = adopt(tiered->local, "memory://tiers", options, error);
+    }
+    if (status == TG_OK)
+        status = tg__redis_open(&behind, options, &tiered->inner, error);
+    return status == TG_OK ? adopt(tiered->inner, PREFIX, options, error) : status;
 }
 
 tg_status
@@ -427,19 +617,17 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
     tg_tiered *tiered = calloc(1, sizeof *tiered);
     if (!tiered)
         return tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", sizeof *tiered);
-    tiered->base.ops = &tiered_ops;
+    tiered->ops = tiered_ops;
+    tiered->base.ops = &tiered->ops;
+    tiered->base.private_kinds = options->private_kinds;
     tiered->clock = options->clock; /* store.c holds the reference */
-    tiered->denials = tg__denials_open();
-    if (!tiered->denials) {
-        free(tiered);
-        return tg__error(error, TG_E_NOMEM, "tiered store: the deny cache");
-    }
-    const tg_status status = open_inner(tiered, uri, options, error);
+    const tg_status status = open_tiers(tiered, uri, options, error);
     if (status != TG_OK) {
-        tg__denials_close(tiered->denials);
-        free(tiered);
+        tiered_close(&tiered->base);
         return status;
     }
+    if (tiered->inner->ops->lease)
+        tiered->ops.lease = tiered_lease;
     enlist(tiered);
     tiered->base.shown = tiered->inner->shown;
     tiered->base.counts_denied = tiered->inner->counts_denied;

@@ -3,13 +3,18 @@
 #ifndef TG_TIERED_H
 #define TG_TIERED_H
 
-#include "stores/tiered/denials.h"
+#include "stores/tiered/grants.h"
 
 typedef struct tg_tiered {
     tg_store base;   /* first: a tg_store * is one of these */
+    tg_store_ops ops; /* of this store: `lease` is what the store behind has */
     tg_store *inner; /* the store behind: a reference that the registry does not know of */
     tg_clock *clock; /* NULL: real */
     tg_denials *denials;
+    tg_store *local;        /* local=: a table of this process, judged first; NULL: not asked for */
+    unsigned local_percent; /* of each rule, for one client */
+    tg_grants *grants;      /* lease=; NULL: not asked for */
+    uint64_t lease, workers;
     _Atomic uint64_t gives_back[16]; /* a bit for what scopes hash to whose units were ever given back */
     struct tg_tiered *next; /* all of this process, for its forked children */
 } tg_tiered;
@@ -25,6 +30,8 @@ typedef struct tg_tier_question {
     tg_op op;
     size_t count;
     bool learns;      /* from a denial */
+    bool local;       /* the first layer has been charged */
+    uint64_t batch;   /* times the cost is asked for; 1: as it is */
     uint64_t sent_us; /* on the tiers' own clock */
     uint64_t epoch;
     tg_denial_key *keys;  /* `count` of each of these */
@@ -36,8 +43,9 @@ typedef struct tg_tier_question {
 /* The answer where it is known; else `question` (whose arrays are the caller's) is what the store behind is to be asked. */
 bool tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
                         tg_tier_question *question);
-/* After the store behind has answered, or not. */
-void tg__tiered_learn(tg_tiered *tiered, const tg_tier_question *question, tg_status status, const tg_result *results);
+/* After the store behind has answered, or not. true: a batch did not fit, and the question, which is now about what is needed
+ * alone, is to be asked again. */
+bool tg__tiered_learn(tg_tiered *tiered, tg_tier_question *question, tg_status status, tg_result *results);
 
 /* tg_store_ops.async_open. */
 tg_status tg__tiered_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error);

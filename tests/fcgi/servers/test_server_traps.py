@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from fcgi_daemon import Daemon, wait_for
+from fcgi_stack import EXAMPLES
 from server_recipes import RECIPES, Recipe
 from server_site import RULES, Site
 from server_stack import Haproxy, Lighttpd, Running
@@ -225,3 +226,24 @@ def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+
+
+def test_mod_fcgid_makes_a_401_of_every_refusal(build_site: Build, program: Path) -> None:
+    module = Path("/usr/lib/apache2/modules/mod_fcgid.so")
+    if not module.exists():
+        pytest.skip("mod_fcgid is not installed")
+    text = (EXAMPLES / "apache" / "authorizer.conf").read_text()
+    asking = text[text.index("<Location"):]
+    site = build_site(recipe("Apache authorizer"), prepare=prepare_own, changes=((asking, f"""
+LoadModule fcgid_module {module}
+FcgidIPCDir /srv/www
+FcgidProcessTableFile /srv/www/table
+<Location "/">
+    FcgidAccessChecker "{program} --config /srv/www/rules.yaml"
+    Require all granted
+</Location>
+"""),))
+    assert site.server.ask(site.recipe.path)[0].status == 200, site.server.log()
+    response, body = site.server.ask(site.recipe.canary)
+    assert (response.status, b"FORBIDDEN" in body) == (401, False), site.server.log()
+    site.stop()

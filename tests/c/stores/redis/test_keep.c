@@ -400,6 +400,99 @@ no_bytes_in_their_places_do_harm(void **unused)
     tg__orders_close(orders);
 }
 
+/* ---- how many keys there are ---- */
+
+static void
+populate(int count, int from)
+{
+    redisContext *link = server_connect(&redis);
+    redisReply *reply = redisCommand(link, "EVAL %s 0 %d %d",
+                                     "for i=ARGV[2]+1,ARGV[2]+ARGV[1] do redis.call('SET','tg1:00000000:{'..i..'}:d:d:d:1','x','PX',"
+                                     "600000) end return 1", count, from);
+    assert_non_null(reply);
+    assert_int_equal(reply->type, REDIS_REPLY_INTEGER);
+    freeReplyObject(reply);
+    redisFree(link);
+}
+
+static void
+keys_and_their_memory_are_counted_exactly_where_few_and_estimated_where_many(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "5/hour token_bucket; 7/day token_bucket", "census");
+    tg_error error = { .message = "" };
+    tg_store_stats stats;
+    for (int i = 0; i < 40; i++) {
+        char who[16];
+        snprintf(who, sizeof who, "%d", i);
+        hit(limiter, who);
+    }
+    server_ask(&redis, NULL, "SET other x PX 60000"); /* not ours */
+    if (tg_store_read_stats(store, &stats, &error) != TG_OK)
+        fail_msg("%s", error.message);
+    assert_int_equal(stats.keys, 80);
+    assert_in_range(stats.keys_bytes, 80 * 60, 80 * 400);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+    populate(30000, 0);
+    store = open_store(uri, NULL);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(tg_store_read_stats(store, &stats, NULL), TG_OK);
+        assert_in_range(stats.keys, 27000, 33000);
+        assert_in_range(stats.keys_sampled, 700, 2000);
+    }
+    tg_store_close(store);
+}
+
+static void
+a_user_who_may_not_look_at_keys_is_shown_no_number(void **unused)
+{
+    (void)unused;
+    char restricted[200];
+    server_ask(&redis, NULL, "ACL SETUSER narrow on >hunter2 ~tg1:* +@all -scan");
+    snprintf(restricted, sizeof restricted, "redis+unix://narrow:hunter2@%s?timeout_ms=2000", redis.path);
+    tg_store *store = open_store(restricted, NULL);
+    tg_store_stats stats;
+    assert_int_equal(tg_store_read_stats(store, &stats, NULL), TG_OK);
+    assert_int_equal(stats.keys_sampled, 0);
+    assert_int_equal(stats.keys, 0);
+    tg_store_close(store);
+    server_ask(&redis, NULL, "ACL DELUSER narrow");
+}
+
+static void
+growth_is_told_once_and_only_where_it_is_many_and_steady(void **unused)
+{
+    (void)unused;
+    tg_growth few = { .count = 0 }, steady = { .count = 0 }, wavy = { .count = 0 }, level = { .count = 0 };
+    unsigned told = 0;
+    for (uint64_t i = 1; i <= 60; i++) {
+        assert_false(tg__growth_look(&few, i * 1000));
+        assert_false(tg__growth_look(&level, 500000 + i));
+        assert_false(tg__growth_look(&wavy, i % 5 == 0 ? 1000 : i * 200000));
+        told += tg__growth_look(&steady, i * 30000);
+    }
+    assert_int_equal(told, 1);
+    for (uint64_t i = 1; i <= 20; i++)
+        told += tg__growth_look(&steady, i * 30000);
+    assert_int_equal(told, 2); /* it had fallen */
+}
+
+static void
+keys_that_grow_without_end_are_told_of(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(uri, NULL);
+    tg_keeper *keeper = ((tg_redis_store *)store)->keeper;
+    for (int look = 0; look < TG__GROWTH_LOOKS; look++) {
+        populate(14000, look * 14000);
+        tg__keeper_look(keeper);
+    }
+    assert_true(noticed("keys-growing", "keys"));
+    tg_store_close(store);
+}
+
 /* ---- nobody waits ---- */
 
 static void
@@ -469,6 +562,10 @@ main(void)
         cmocka_unit_test_setup(at_most_64_stand_and_their_places_come_free, begin),
         cmocka_unit_test_setup(what_an_override_is_for_cannot_be_tried_out_without_the_secret, begin),
         cmocka_unit_test_setup(no_bytes_in_their_places_do_harm, begin),
+        cmocka_unit_test_setup(keys_and_their_memory_are_counted_exactly_where_few_and_estimated_where_many, begin),
+        cmocka_unit_test_setup(a_user_who_may_not_look_at_keys_is_shown_no_number, begin),
+        cmocka_unit_test_setup(growth_is_told_once_and_only_where_it_is_many_and_steady, begin),
+        cmocka_unit_test_setup(keys_that_grow_without_end_are_told_of, begin),
         cmocka_unit_test_setup(a_stopped_redis_holds_up_no_hit_for_longer_and_closing_only_shortly, begin),
         cmocka_unit_test_setup(under_a_manual_clock_they_are_kept_apart_and_by_that_clock, begin),
     };

@@ -397,6 +397,225 @@ on_a_loop_a_known_denial_is_answered_at_once(void **unused)
     tg_store_close(store);
 }
 
+/* ---- what is asked for in the URI ---- */
+
+static tg_store *open_with(const char *options);
+
+static void
+on_a_loop_a_batch_that_does_not_fit_is_followed_by_what_is_needed(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("lease=10"), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *other = open_limiter(elsewhere, "100/hour token_bucket", "batch");
+    tg_limiter *named = open_limiter(store, "100/hour token_bucket", "batch");
+    loop one = { .fd = -1 };
+    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
+                     TG_OK);
+    const tg_rule *rules;
+    tg_identity identity;
+    tg_result result;
+    assert_int_equal(tg_limiter_rules(named, &rules), 1);
+    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, &identity, NULL), TG_OK);
+    const tg_target target = { .rule = &rules[0], .identity = &identity, .cost = 1 };
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(ask(&one, TG_OP_HIT, &target, &result), i > 0);
+        assert_true(result.allowed && result.charged);
+    }
+    hit_cost(other, "a", 85);
+    for (int i = 0; i < 5; i++) {
+        assert_false(ask(&one, TG_OP_HIT, &target, &result));
+        assert_int_equal(one.status, TG_OK);
+        assert_true(result.allowed && result.charged);
+        assert_int_equal(result.remaining, 4 - i);
+    }
+    assert_false(ask(&one, TG_OP_HIT, &target, &result));
+    assert_false(result.allowed);
+    one.client->ops->close(one.client);
+    tg_limiter_close(other);
+    tg_limiter_close(named);
+    tg_store_close(elsewhere);
+    tg_store_close(store);
+}
+
+
+static tg_store *
+open_with(const char *options)
+{
+    char asked_for[300];
+    snprintf(asked_for, sizeof asked_for, "%s&%s", uri, options);
+    return open_store(asked_for, NULL);
+}
+
+static void
+wrong_options_are_told_with_what_was_expected(void **unused)
+{
+    (void)unused;
+    static const char *const wrong[] = { "lease=1", "lease=x", "local=0", "local=101", "workers=0", "leese=10" };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char asked_for[300];
+        tg_store *store;
+        tg_error error;
+        snprintf(asked_for, sizeof asked_for, "%s&%s", uri, wrong[i]);
+        assert_int_equal(tg_store_open(tg_text_of(asked_for), NULL, &store, &error), TG_E_CONFIG);
+        assert_non_null(strstr(error.message, "expected"));
+    }
+}
+
+static void
+a_local_layer_lets_its_share_through_and_asks_redis_no_more(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("local=50");
+    tg_limiter *limiter = open_limiter(store, "10/hour", "local");
+    for (int i = 0; i < 5; i++)
+        assert_true(hit(limiter, "a").allowed);
+    const long long before = asked();
+    for (int i = 0; i < 100; i++) {
+        const tg_decision decision = hit(limiter, "a");
+        assert_false(decision.allowed);
+        assert_int_equal(decision.limit, 10);
+        assert_true(decision.retry_after_us > 0 && decision.retry_after_us <= 720 * SECOND_US);
+    }
+    assert_int_equal(asked() - before, 0);
+    tg_store *elsewhere = open_store(plain_uri, NULL); /* another process, that has no such layer */
+    tg_limiter *other = open_limiter(elsewhere, "10/hour", "local");
+    assert_int_equal(hit(other, "a").remaining, 4);
+    reset(limiter, "a");
+    assert_int_equal(hit(limiter, "a").remaining, 9);
+    tg_limiter_close(other);
+    tg_store_close(elsewhere);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static void
+what_redis_denies_is_given_back_to_the_local_layer(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("local=50"), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "10/hour token_bucket", "back"), *other = open_limiter(elsewhere, "10/hour token_bucket", "back");
+    hit_cost(other, "a", 10);
+    for (int i = 0; i < 20; i++)
+        assert_false(hit(limiter, "a").allowed);
+    reset(other, "a");
+    sleep_us(5100000); /* what was remembered is over */
+    for (int i = 0; i < 5; i++)
+        assert_true(hit(limiter, "a").allowed);
+    assert_false(hit(limiter, "a").allowed);
+    tg_limiter_close(limiter);
+    tg_limiter_close(other);
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
+a_lease_asks_once_for_many_hits_and_counts_each(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("lease=10");
+    tg_limiter *limiter = open_limiter(store, "1000/hour token_bucket", "lease");
+    const long long before = asked();
+    for (int i = 0; i < 100; i++) {
+        const tg_decision decision = hit(limiter, "a");
+        assert_true(decision.allowed && decision.results[0].charged);
+        assert_in_range(decision.remaining, 899 - i + 0, 1000 - i - 1);
+    }
+    assert_in_range(asked() - before, 10, 14); /* a lease may lapse on a busy machine */
+    reset(limiter, "a");
+    assert_int_equal(hit(limiter, "a").remaining, 999); /* what was left of the lease is gone with it */
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
+static void
+where_a_lease_is_more_than_a_tenth_for_all_workers_none_is_taken(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("lease=10&workers=4");
+    tg_limiter *few = open_limiter(store, "79/hour token_bucket", "few"), *leaky = open_limiter(store, "1000/hour leaky_bucket", "leaky");
+    long long before = asked();
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(hit(few, "a").remaining, 78 - i);
+        hit(leaky, "a");
+    }
+    assert_int_equal(asked() - before, 40);
+    tg_limiter_close(few);
+    tg_limiter_close(leaky);
+    tg_store_close(store);
+}
+
+/* Four workers, each with leases of its own, on one limit at twice its rate: what all of them let through, and the most within
+ * any one period, against the bounds of docs/tiered.md. */
+static void
+leases_of_four_workers_stay_within_the_bounds_that_are_stated(void **unused)
+{
+    (void)unused;
+    enum { WORKERS = 4, LIMIT = 200, LEASE = 5, PERIOD_US = 500000, ROUNDS = 4, HITS_MAX = 4000 };
+    static const char *const algorithms[] = { "sliding_log", "token_bucket burst 200", "fixed_window" };
+    for (size_t a = 0; a < 3; a++) {
+        tg_store *stores[WORKERS];
+        tg_limiter *limiters[WORKERS];
+        static uint64_t let_through_us[HITS_MAX];
+        size_t count = 0;
+        char rules[64];
+        snprintf(rules, sizeof rules, "%d/500ms %s", LIMIT, algorithms[a]);
+        for (int i = 0; i < WORKERS; i++) {
+            char options[64];
+            snprintf(options, sizeof options, "lease=%d&workers=4&connections=%d", LEASE, i + 1); /* a store of its own */
+            stores[i] = open_with(options);
+            limiters[i] = open_limiter(stores[i], rules, rules);
+        }
+        const uint64_t began_us = tg__monotonic_us(), end_us = began_us + ROUNDS * PERIOD_US;
+        uint64_t next_us = began_us;
+        for (unsigned i = 0; tg__monotonic_us() < end_us && count < HITS_MAX; i++) {
+            if (hit(limiters[i % WORKERS], "a").allowed)
+                let_through_us[count++] = tg__monotonic_us();
+            next_us += PERIOD_US / (2 * LIMIT);
+            while (tg__monotonic_us() < next_us)
+                continue;
+        }
+        const size_t stranded = WORKERS * (LEASE - 1);
+        size_t most = 0;
+        for (size_t from = 0, to = 0; to < count; to++) {
+            while (let_through_us[to] - let_through_us[from] >= PERIOD_US)
+                from++;
+            most = to - from + 1 > most ? to - from + 1 : most;
+        }
+        const size_t allowance = a == 0 ? LIMIT : 2 * LIMIT; /* within any period a bucket or a fixed window lets through twice */
+        if (most > allowance + stranded)
+            fail_msg("%s: %zu within one period, at most %zu", rules, most, allowance + stranded);
+        /* Under: what is stranded in each period, of what was asked for; a busy machine asks for less. */
+        const uint64_t ran_us = tg__monotonic_us() - began_us;
+        if (ran_us < ROUNDS * PERIOD_US + 50000 && count + ROUNDS * stranded + LIMIT / 10 < ROUNDS * LIMIT * 9 / 10)
+            fail_msg("%s: %zu let through in %d periods", rules, count, ROUNDS);
+        for (int i = 0; i < WORKERS; i++) {
+            tg_limiter_close(limiters[i]);
+            tg_store_close(stores[i]);
+        }
+    }
+}
+
+static void
+a_forked_child_has_no_lease_of_its_parents(void **unused)
+{
+    (void)unused;
+    SKIP_FORKS();
+    tg_store *store = open_with("lease=100");
+    tg_limiter *limiter = open_limiter(store, "1000/hour token_bucket", "forked");
+    hit(limiter, "a"); /* 99 in hand */
+    const pid_t child = fork();
+    assert_true(child != -1);
+    if (child == 0) {
+        const uint64_t remaining = hit(limiter, "a").remaining;
+        _exit(remaining == 1000 - 100 - 1 ? 0 : 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    tg_limiter_close(limiter);
+    tg_store_close(store);
+}
+
 /* ---- threads and forks ---- */
 
 typedef struct worker {
@@ -515,6 +734,14 @@ main(void)
         cmocka_unit_test_setup(a_connection_that_is_lost_takes_what_was_known_with_it, begin),
         cmocka_unit_test_setup(a_redis_that_is_away_is_answered_for_by_policy, begin),
         cmocka_unit_test_setup(on_a_loop_a_known_denial_is_answered_at_once, begin),
+        cmocka_unit_test_setup(on_a_loop_a_batch_that_does_not_fit_is_followed_by_what_is_needed, begin),
+        cmocka_unit_test_setup(wrong_options_are_told_with_what_was_expected, begin),
+        cmocka_unit_test_setup(a_local_layer_lets_its_share_through_and_asks_redis_no_more, begin),
+        cmocka_unit_test_setup(what_redis_denies_is_given_back_to_the_local_layer, begin),
+        cmocka_unit_test_setup(a_lease_asks_once_for_many_hits_and_counts_each, begin),
+        cmocka_unit_test_setup(where_a_lease_is_more_than_a_tenth_for_all_workers_none_is_taken, begin),
+        cmocka_unit_test_setup(leases_of_four_workers_stay_within_the_bounds_that_are_stated, begin),
+        cmocka_unit_test_setup(a_forked_child_has_no_lease_of_its_parents, begin),
         cmocka_unit_test_setup(threads_that_share_a_cache_admit_exactly_the_limit, begin),
         cmocka_unit_test_setup(a_fork_while_other_threads_are_in_the_cache_leaves_a_child_that_can_go_on, begin),
         cmocka_unit_test_setup(a_flood_of_clients_lets_nobody_through, begin),

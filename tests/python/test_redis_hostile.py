@@ -1,0 +1,126 @@
+"""What answers on Redis' port is no Redis, and means no good: nobody who asks is held, and memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate import Limiter
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import Lateness
+
+TIMEOUT = 0.1
+
+
+def _an_array_that_promises_a_hundred_million(peer: socket.socket) -> None:
+    peer.sendall(b"*100000000\r\n" + b":1\r\n" * 1000)
+    time.sleep(2)
+
+
+def _an_array_that_goes_on(peer: socket.socket) -> None:
+    peer.sendall(b"*100000\r\n")
+    while True:
+        peer.sendall(b"*100000\r\n" + b":1\r\n" * 16384)
+
+
+def _a_text_without_end(peer: socket.socket) -> None:
+    peer.sendall(b"$9000000000\r\n")
+    while True:
+        peer.sendall(b"x" * 65536)
+
+
+def _a_line_without_end(peer: socket.socket) -> None:
+    while True:
+        peer.sendall(b"+" + b"x" * 65536)
+
+
+def _a_byte_now_and_then(peer: socket.socket) -> None:
+    peer.sendall(b"+")
+    while True:
+        peer.sendall(b"x")
+        time.sleep(0.005)
+
+
+def _answers_nobody_asked_for(peer: socket.socket) -> None:
+    while True:
+        peer.sendall(b"+OK\r\n" * 1000)
+
+
+Speech = Callable[[socket.socket], None]
+SPEECHES = [
+    _an_array_that_promises_a_hundred_million, _an_array_that_goes_on, _a_text_without_end, _a_line_without_end,
+    _a_byte_now_and_then, _answers_nobody_asked_for,
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def impostor(speech: Speech) -> Iterator[int]:
+    """Its port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        peers: list[socket.socket] = []
+
+        def serve(peer: socket.socket) -> None:
+            with peer, contextlib.suppress(OSError):
+                if peer.recv(64):
+                    speech(peer)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peers.append(listener.accept()[0])
+                    threading.Thread(target=serve, args=(peers[-1],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for one in [listener, *peers]:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def _name(speech: Speech) -> str:
+    return speech.__name__.strip("_")
+
+
+@pytest.mark.parametrize("speech", SPEECHES, ids=_name)
+def test_whatever_answers_on_its_port_a_hit_ends_by_its_deadline_in_bounded_memory(speech: Speech) -> None:
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with impostor(speech) as port:
+        one = Limiter("5/minute", name="x", store=f"redis://127.0.0.1:{port}?timeout_ms={TIMEOUT * 1000:.0f}")
+        for _ in range(3):
+            with Lateness() as late:
+                began = time.monotonic()
+                assert one.hit("a").degraded
+                assert late.allows(time.monotonic() - began, TIMEOUT + 0.05)
+            time.sleep(0.15)  # it is asked again
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200 * 1024
+
+
+@pytest.mark.parametrize("speech", SPEECHES, ids=_name)
+def test_whatever_answers_on_its_port_no_event_loop_is_held(speech: Speech) -> None:
+    async def ask(port: int) -> None:
+        one = Limiter("5/minute", name="x", store=f"redis://127.0.0.1:{port}?timeout_ms={TIMEOUT * 1000:.0f}")
+        for _ in range(3):
+            with Lateness() as late:
+                began = time.monotonic()
+                assert (await one.hit_async("a")).degraded
+                assert late.allows(time.monotonic() - began, TIMEOUT + 0.05)
+            await asyncio.sleep(0.15)
+
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with impostor(speech) as port:
+        asyncio.run(ask(port))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200 * 1024
