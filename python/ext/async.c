@@ -39,6 +39,7 @@ struct tgpy_loop {
     tg_store *store;     /* the client's */
     tg_async *client;    /* NULL: ended */
     unsigned generation; /* of the process */
+    unsigned seen;       /* the last look at whether its loop is closed */
     struct question *asked;
     PyObject *on_wake, *on_flush; /* bound to this: let go when it ends */
     watched *watches;
@@ -417,16 +418,29 @@ is_closed(PyObject *loop)
     return is;
 }
 
-/* A new loop asks for the first time: a time to look after the others. */
+/* A loop with a client that was not asked in this look yet; with a reference, which keeps it while the loop is asked. */
+static tgpy_loop *
+next_unseen(tgpy_state *state)
+{
+    for (tgpy_loop *one = state->loops; one; one = one->next)
+        if (one->seen != state->looks) {
+            one->seen = state->looks;
+            return (tgpy_loop *)Py_NewRef((PyObject *)one);
+        }
+    return NULL;
+}
+
+/* A new loop asks for the first time: a time to look after the others. Asking a loop runs what it likes, and other threads:
+ * any of them may be gone afterwards, so the list is gone through from its beginning each time. */
 static void
 end_closed(tgpy_state *state)
 {
-    for (tgpy_loop *one = state->loops, *next; one; one = next) {
-        next = one->next;
-        if (one->generation != process_generation || is_closed(one->loop)) {
+    state->looks++;
+    for (tgpy_loop *one; (one = next_unseen(state)) != NULL; Py_DECREF((PyObject *)one)) {
+        PyObject *loop = Py_NewRef(one->loop);
+        if (one->generation != process_generation || is_closed(loop))
             end_client(one);
-            next = state->loops; /* asking a loop may have run what ended others */
-        }
+        Py_DECREF(loop);
     }
 }
 

@@ -60,6 +60,7 @@ typedef struct tgpy_state {
     size_t free_count;
     PyObject *get_running_loop; /* asyncio's; NULL until somebody has imported that */
     tgpy_loop *loops;           /* the clients that are open */
+    unsigned looks;             /* at whether their loops are closed */
     bool logging;           /* a handler that asks a limiter does not log into itself */
     bool said_resolved;     /* the line about a server that resolves the client has been said */
     PyObject *default_clock; /* of what names none: tests; else NULL */

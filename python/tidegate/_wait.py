@@ -54,9 +54,21 @@ async def _hit(limiter: Limiter, remote: bool, patience: int, parts: tuple[_Part
     try:
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
-        if decision := await under_way:  # by its deadline
+        while not under_way.done():  # until its deadline, however often that is cancelled too, as anyio does each turn
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([under_way])
+        if decision := under_way.result():
             await _give_back(decision)
         raise
+    except GeneratorExit:  # nothing can be awaited any more, but the loop may go on
+        with contextlib.suppress(RuntimeError):  # it is closed
+            under_way.add_done_callback(_give_back_of)
+        raise
+
+
+def _give_back_of(hit: asyncio.Future[Decision]) -> None:
+    if not hit.cancelled() and hit.exception() is None and (decision := hit.result()):
+        asyncio.ensure_future(_give_back(decision))
 
 
 async def wait_async(

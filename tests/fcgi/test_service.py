@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,9 @@ import pytest
 
 from client import Closed, Connection, Request, ask
 from fcgi_daemon import RULES, Daemon, wait_for
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import server  # noqa: E402
 
 BIG = Request(uri="/big")
 SYSTEMD = Path(__file__).resolve().parents[2] / "examples" / "systemd"
@@ -124,6 +128,36 @@ def test_a_reload_reaches_every_thread(start: Callable[..., Daemon]) -> None:
         assert connection.ask(named)["X-RateLimit-Limit"] == "5"
         assert connection.ask(Request(uri="/small", set={"TIDEGATE_COST": "0"}))["X-RateLimit-Limit"] == "5"
         connection.close()
+
+
+def test_several_loops_on_redis_admit_the_limit_exactly_while_rules_are_read_again(
+    start: Callable[..., Daemon], folder: Path
+) -> None:
+    rules = "policies:\n  - {name: shared, match: {path: /shared}, rules: 700/hour}\n" \
+            "  - {name: turns, match: {path: /turns}, rules: 500/second burst 20 leaky_bucket}\n"
+    with server() as redis:
+        daemon = start(rules, "--store", redis.patient, "--threads", "3", listen=f"unix:{folder}/s,hold=1")
+        statuses = Counter[tuple[str, int]]()
+        lock = threading.Lock()
+
+        def load(uri: str) -> None:
+            request = Request(uri=uri, set={"TIDEGATE_MODE": "auth"})
+            for _ in range(5):
+                with Connection(daemon.address) as connection:
+                    got = Counter((uri, connection.ask(request).status) for _ in range(50))
+                with lock:
+                    statuses.update(got)
+
+        threads = [threading.Thread(target=load, args=(uri,)) for uri in ("/shared",) * 4 + ("/turns",)]
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            daemon.rules.write_text(rules + f"  - {{name: other{number}, match: {{path: /other}}, rules: deny}}\n")
+            assert "rules-reloaded" in daemon.reload()
+        for thread in threads:
+            thread.join()
+        assert statuses == {("/shared", 204): 700, ("/shared", 403): 300, ("/turns", 204): 250}
+        assert daemon.stop() == 0
 
 
 def test_threads_and_a_manual_clock_exclude_each_other(program: Path) -> None:

@@ -337,6 +337,47 @@ def test_a_closed_loop_takes_its_connection_with_it_without_a_warning(redis: Ser
     assert (done.stdout, done.stderr, done.returncode) == ("whole\n", "", 0)
 
 
+VANISHING = """
+import asyncio, sys
+from tidegate import Limiter
+
+one = Limiter("1000000/hour token_bucket", name="x", store=sys.argv[1])
+loops = []
+
+class Asked(asyncio.SelectorEventLoop):
+    def is_closed(self):  # what other threads may do while a loop is asked
+        while loops:
+            loops.pop().close()
+        return super().is_closed()
+
+async def hit(): return await one.hit_async("a")
+
+def ask(loop):
+    loop.run_until_complete(hit())
+    return loop
+
+for turn in range(20):
+    others = [ask(asyncio.new_event_loop()) for _ in range(3)]
+    asked = ask(Asked())
+    others += [ask(asyncio.new_event_loop()) for _ in range(2)]
+    loops[:] = others
+    del others
+    last = ask(asyncio.new_event_loop())
+    assert not loops
+    last.close()
+    asked.close()
+print("whole")
+"""
+
+
+def test_loops_that_close_while_another_is_asked_whether_it_is_closed_do_no_harm(redis: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", VANISHING, redis.patient],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("whole\n", "", 0)
+
+
 def test_loops_in_several_threads_share_a_limit_each_over_its_own_connection(redis: Server) -> None:
     one = Limiter("1000/hour token_bucket", name="x", store=redis.patient)
 

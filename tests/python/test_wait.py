@@ -278,6 +278,44 @@ def test_a_cancelled_wait_on_redis_gives_its_place_back(redis: Server) -> None:
     asyncio.run(asyncio.wait_for(cancelled(), 20))
 
 
+@pytest.mark.parametrize("times", [1, 2, 10])
+def test_a_wait_that_is_cancelled_again_and_again_gives_back_once(redis: Server, times: int) -> None:
+    """As anyio does it: a task that does not end at once is cancelled in each turn of the loop."""
+    limiter = Limiter("10/hour fixed_window", name=f"again {times}", store=f"{redis.uri}?timeout_ms=2000")
+
+    async def main() -> int:
+        await limiter.hit_async("a")
+        waits = asyncio.ensure_future(limiter.wait_async("a"))
+        await asyncio.sleep(0)
+        redis.signal(signal.SIGSTOP)
+        for _ in range(times):
+            waits.cancel()
+            await asyncio.sleep(0.005)
+        redis.signal(signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        return (await limiter.peek_async("a")).remaining
+
+    assert asyncio.run(main()) == 9
+
+
+def test_a_wait_that_nobody_runs_any_more_gives_back(redis: Server) -> None:
+    limiter = Limiter("10/hour fixed_window", name="closed", store=f"{redis.uri}?timeout_ms=2000")
+
+    async def main() -> None:
+        await limiter.hit_async("a")
+        waits = limiter.wait_async("a").__await__()
+        next(waits)
+        waits.close()
+        for _ in range(200):
+            if (await limiter.peek_async("a")).remaining == 9:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("what was taken for a wait that ended was not given back")
+
+    asyncio.run(main())
+
+
 def test_a_silent_store_keeps_nobody_waiting(redis: Server) -> None:
     with server() as other:
         limiter = Limiter("1/hour", store=other.uri, on_store_failure="closed")
