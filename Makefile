@@ -96,7 +96,7 @@ TEST_BIN := $(foreach source,$(TEST_SRC),$(call test_bin,$(source)))
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 BENCH_BIN := $(BENCH_SRC:bench/%.c=$(B)/bench/%)
 
-.PHONY: all help setup docs dist build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
+.PHONY: all help setup docs dist wheels build lib programs python c-tests c-tests-asan c-tests-tsan test demo bench bench-programs bench-fcgi bench-python \
         bench-instructions bench-redis fuzz fuzz-programs install deb clean
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -279,6 +279,10 @@ dist: setup ## a source distribution and a wheel for this system, in build/dist
 	$(Q)$(PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('$(B)/dist')" > /dev/null
 	$(Q)$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir $(B)/dist $(B)/dist/tidegate-$(VERSION).tar.gz
 	@ls $(B)/dist
+
+wheels: ## a wheel with its libraries in it, made in the Debian 13 root (as root), in build/wheels
+	@.ci/setup test
+	@B=$(B) .ci/debian13 wheels
 
 # ---- seeing and measuring --------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ typedef struct tg_held {
     const struct tg_config *config;
     const tg_client *client;
     tg_limiter *const *limiters; /* one for each policy */
+    struct tg_watch *watches;    /* likewise; NULL: none watches how its answers go */
     size_t slot;
 } tg_held;
 tg_held tg__gate_hold(tg_gate *gate);

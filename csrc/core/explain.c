@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "config/config.h"
 #include "core/criteria.h"
+#include "core/watch.h"
 #include "identity/client.h"
 
 #include <inttypes.h>
@@ -88,6 +89,11 @@ say_why(const tg_held *held, const tg_request *request, const size_t *found, siz
         append(said->why, sizeof said->why, "; the client is in its deny list");
     if (said->applies && tg__roll_holds(&policy->exempt, held->client, request))
         append(said->why, sizeof said->why, "; the client is in its exempt list");
+    tg_watched watched;
+    if (said->applies && policy->pause.period_us && policy->mode == TG_MODE_ENFORCE && held->limiters[index] &&
+        tg__watch_pauses(&held->watches[index], held->limiters[index], &policy->pause, &watched))
+        append(said->why, sizeof said->why, "; it refuses nobody at the moment: %" PRIu64 " of %" PRIu64 " answers were errors",
+               watched.errors, watched.answers);
     if (said->applies || !met)
         return;
     for (size_t i = 0; i < found_count; i++)
@@ -222,6 +228,8 @@ outcome_word(const tg_explanation *explanation)
 {
     switch (explanation->judgement.outcome) {
     case TG_UNMATCHED:
+        if (explanation->judgement.policy[0]) /* over its limit, and let through all the same */
+            return explanation->judgement.challenged ? "challenged" : "paused";
         return explanation->applied_count ? "free" : "unmatched"; /* a CORS preflight */
     case TG_ALLOWED:
         return "allowed";
@@ -321,7 +329,10 @@ write_text(const tg_explanation *explanation, tg_sink *sink, void *context)
         judgement->policy, judgement->policy[0] ? "\"" : "");
     if (!judgement->policy[0] && (judgement->outcome == TG_EXEMPT || judgement->outcome == TG_FORBIDDEN))
         say(sink, context, " by the file's own list");
-    if (judgement->outcome == TG_UNMATCHED)
+    if (judgement->outcome == TG_UNMATCHED && judgement->policy[0])
+        say(sink, context, judgement->challenged ? ": over its limit, which it only marks"
+                                                 : ": over its limit, and it refuses nobody at the moment");
+    else if (judgement->outcome == TG_UNMATCHED)
         say(sink, context, explanation->applied_count ? ": a CORS preflight is never counted" : ": no policy speaks of it");
     if (judgement->missing[0])
         say(sink, context, ": \"%s\" is missing", judgement->missing);

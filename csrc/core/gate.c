@@ -828,7 +828,7 @@ tg__gate_hold(tg_gate *gate)
 {
     const size_t pinned = pin(gate);
     const tg_snapshot *now = atomic_load_explicit(&gate->slots[pinned].held, memory_order_relaxed);
-    return (tg_held){ now->config, now->client, now->limiters, pinned };
+    return (tg_held){ now->config, now->client, now->limiters, now->watches, pinned };
 }
 
 const char *

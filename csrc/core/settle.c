@@ -76,7 +76,7 @@ tell_watches(const tg_snapshot *now, const tg_judgement *judgement, int status)
         bool watched = false;
         for (size_t k = 0; policy->pause.period_us && k < judgement->watch_count; k++)
             watched |= judgement->watches[k] == policy->watch;
-        if (watched)
+        if (watched && now->limiters[i]) /* met: see `brief` */
             tg__watch_add(&now->watches[i], now->limiters[i], &policy->pause, status >= 500);
     }
 }

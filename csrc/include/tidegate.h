@@ -482,7 +482,7 @@ typedef struct tg_reservation {
  * lease_us  TG_LEASE_US_MIN..TG_LEASE_US_MAX
  * TG_E_STORE: the store has no room for another lease, and allows nothing it could not give back. Nothing is taken, and the
  * decision is what on_store_failure says (degraded). A store that did not answer is TG_OK and degraded, as for a hit.
- * TG_E_UNSUPPORTED: this store keeps none. */
+ * TG_E_UNSUPPORTED: this store keeps none (redis+cluster). */
 TG_API tg_status tg_limiter_reserve(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                     uint64_t cost, uint64_t lease_us, tg_reservation *reservation, tg_error *error);
 /* Makes it `actual` units: gives back what was too much, or takes what was too little, beyond the limit if it must (the

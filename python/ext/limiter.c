@@ -822,6 +822,26 @@ open_limiter(tgpy_limiter *self, const struct settings *given, const struct argu
     return self->rules && self->off;
 }
 
+/* Made while a request is served it opens its store anew each time, and what is wrong with it is found only then: a warning
+ * at the caller's line. Python looks for the request; what tidegate itself makes late, for rules that a callable answers
+ * with, it keeps. false: the warning is an exception. */
+static bool
+warn_in_a_request(void)
+{
+    PyObject *globals = PyEval_GetGlobals(); /* of the caller; borrowed */
+    PyObject *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
+    PyObject *prefix = name && PyUnicode_Check(name) ? PyUnicode_FromString("tidegate.") : NULL;
+    const Py_ssize_t ours = prefix ? PyUnicode_Tailmatch(name, prefix, 0, PY_SSIZE_T_MAX, -1) : 1;
+    Py_XDECREF(prefix);
+    if (ours != 0)
+        return !PyErr_Occurred();
+    PyObject *module = PyImport_ImportModule("tidegate._limits");
+    PyObject *warned = module ? PyObject_CallMethod(module, "warn_in_a_request", NULL) : NULL;
+    Py_XDECREF(module);
+    Py_XDECREF(warned);
+    return warned != NULL;
+}
+
 static PyObject *
 limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -850,7 +870,7 @@ limiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->composes = self->manual = false;
     self->name = self->rules = self->off = NULL;
     struct argument arguments[ARGUMENTS] = { 0 };
-    const bool done = read_arguments(&given, arguments) && open_limiter(self, &given, arguments);
+    const bool done = read_arguments(&given, arguments) && open_limiter(self, &given, arguments) && warn_in_a_request();
     for (int i = 0; i < ARGUMENTS; i++)
         Py_XDECREF(arguments[i].made);
     Py_DECREF(path);

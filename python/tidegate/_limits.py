@@ -152,23 +152,26 @@ async def _later(answer: Awaitable[Any], window_seconds: float | None) -> str:
 
 
 def _inside_a_request() -> bool:
-    """Whether an ASGI request is being served further up, or a WSGI one, or this is a thread that a server lends to
+    """Whether a Flask request is being served, or an ASGI one further up, or this is a thread that a server lends to
     endpoints. Looked for where a limit is made, which is once."""
     if threading.current_thread().name == "AnyIO worker thread":
         return True
+    flask = sys.modules.get("flask")
+    if flask is not None and flask.has_request_context():
+        return True
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return False
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name in ("__call__", "wsgi_app", "run_asgi"):
-            scope, environ = frame.f_locals.get("scope"), frame.f_locals.get("environ")
-            if isinstance(scope, dict) and scope.get("type") in ("http", "websocket"):
-                return True
-            if isinstance(environ, dict) and "REQUEST_METHOD" in environ:
-                return True
+        scope = frame.f_locals.get("scope")
+        if isinstance(scope, dict) and scope.get("type") in ("http", "websocket") and "headers" in scope:
+            return True
     return False
 
 
-def _warn_in_a_request() -> None:
+def warn_in_a_request() -> None:
     """A limit made while a request is served opens its store for that request, and whatever is wrong with it is only
     found then. The warning stands at the line that makes it."""
     if not _inside_a_request():
@@ -237,7 +240,7 @@ class Limit:
         self.keys: dict[str, Asked] = {}
         self.rules_of: Asked | None = None
         self._by_text: dict[str, tuple[Limiter, ...]] = {}
-        _warn_in_a_request()
+        warn_in_a_request()
         if limit is not None or window_seconds is not None:
             if rules is not None:
                 raise ConfigError("the limit is given twice: as rules and as limit=, window_seconds=")

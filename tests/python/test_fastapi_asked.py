@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
-from tidegate import ConfigError, Decision, ManualClock, RuleError
+from tidegate import ConfigError, Decision, Limiter, ManualClock, RuleError
 from tidegate.fastapi import RateLimit, install, message_limit, rate_limit, user_rate_limit
 
 
@@ -175,6 +175,28 @@ def test_a_limit_made_while_a_request_is_served_is_warned_of_at_its_line(limit: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         limit("5/minute")
+        Limiter("5/minute", store=limit.store, clock=limit.clock)
+
+
+def test_a_limiter_made_for_each_request_is_warned_of_at_its_line_and_one_that_is_kept_for_later_is_not(
+    app: FastAPI, limit: Setting
+) -> None:
+    @app.get("/each")
+    async def each() -> bool:
+        return bool(Limiter("5/minute", store=limit.store, clock=limit.clock).hit("ann"))
+
+    @app.get("/asked", dependencies=[Depends(limit(lambda conn: "7/minute"))])
+    async def asked() -> str:
+        return "ok"
+
+    client = TestClient(app)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert get(client, "/asked") == [200]
+        assert [one for one in caught if issubclass(one.category, RuntimeWarning)] == []
+        assert get(client, "/each") == [200]
+    (told,) = [one for one in caught if "while a request is served" in str(one.message)]
+    assert told.filename == __file__
 
 
 # ---- by outcome ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +21,11 @@ import limiters
 import traces
 from cluster import Cluster, cluster
 from sentinel import Site, site
+from server import Server
 from test_redis_conformance import within_clock
 from test_traces import SEED, Made, compare, once, run_program
 
-CASE_COUNT = 400
+CASE_COUNT = 250
 ASKED_PER_CASE = 100
 TIERS = pytest.mark.parametrize("tiers", ["", "tiered+"])
 
@@ -60,14 +62,6 @@ def test_random_traces_equal_the_reference_behind_every_address(
     assert not redis.keys(), "a case's reset leaves nothing"
 
 
-def test_under_sanitizers_they_equal_the_reference_too(
-    redis: Cluster | Site, made: Made, build: Path, make: Callable[..., None]
-) -> None:
-    program = build / "asan" / "tests" / "replay"
-    make(str(program), "asan")
-    compare(made[:60], run_program(program, redis.patient))
-
-
 def test_through_python_they_equal_the_reference_too(redis: Cluster | Site, made: Made) -> None:
     clock = ManualClock(0)
     keeper = Limiter("1/s", name="keeper", store=redis.patient, clock=clock)  # the store stays open from case to case
@@ -75,7 +69,23 @@ def test_through_python_they_equal_the_reference_too(redis: Cluster | Site, made
     def run(cases: list[traces.Case]) -> list[str]:
         return [line for case in cases for line in limiters.play(case, Limiter, clock, redis.patient, name=case.title[-64:])]
 
-    some = made[:80]
+    some = [(case, expected) for case, expected in made[:100] if not traces.forces(case)]
+    assert len(some) > 50
     compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))
     assert keeper.name == "keeper"
     assert all(left > 0 for left in redis.keys().values())
+
+
+@pytest.mark.fault("R152")
+def test_every_server_that_is_installed_answers_one_trace_alike(build: Path, make: Callable[..., None]) -> None:
+    """Debian 12 has Redis 7; in the root of make test-debian13 there are Redis 8 and Valkey 8."""
+    make(str(build / "tests" / "replay"))
+    case, answers = traces.random_case("every server", 500)
+    programs = [found for name in ("redis-server", "valkey-server") if (found := shutil.which(name))]
+    assert programs
+    for program in programs:
+        one = Server(program=program)
+        try:
+            compare([(case, answers)], run_program(build / "tests" / "replay", one.patient))
+        finally:
+            one.close()

@@ -247,15 +247,22 @@ def test_a_hundred_processes_do_not_come_back_at_one_instant(redis: Server) -> N
     assert max(sum(at <= other < at + 0.1 for other in back) for at in back) <= 50
 
 
+@pytest.mark.fault("R46")
 def test_clients_whose_clocks_differ_by_an_hour_share_one_limit(redis: Server) -> None:
+    """Wall clocks set forward and back, and a monotonic one that began at another time: the server's alone counts."""
     program = (
-        "import sys; from tidegate import Limiter\n"
-        "one = Limiter('10/minute', name='x', store=sys.argv[1])\n"
-        "print(sum(bool(one.hit('a')) for _ in range(8)))"
+        "import sys, time; from tidegate import Limiter\n"
+        "one = Limiter('10/minute; 12/minute token_bucket; 14/minute sliding_counter; 16/minute aligned', name='x', store=sys.argv[1])\n"
+        "print(sum(bool(one.hit('a')) for _ in range(4)), int(time.time()))"
     )
-    command = [sys.executable, "-c", program, redis.patient]
-    admitted = [int(subprocess.check_output(command))]
+    plain = [sys.executable, "-c", program, redis.patient]
+    commands = [plain, ["faketime", "-f", "+3600s", *plain], ["faketime", "-f", "-3600s", *plain]]
     if subprocess.run(["unshare", "--time", "true"], check=False, capture_output=True).returncode == 0:
-        command = ["unshare", "--time", "--boottime", "3600", "--monotonic", "3600", *command]
-    admitted.append(int(subprocess.check_output(command)))
-    assert admitted == [8, 2]
+        commands.append(["unshare", "--time", "--boottime", "3600", "--monotonic", "3600", *plain])
+    said = [
+        list(map(int, subprocess.check_output(command, env={**os.environ, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}).split()))
+        for command in commands
+    ]
+    assert [admitted for admitted, _ in said] == [4, 4, 2, 0][: len(said)]
+    clocks = [clock - said[0][1] for _, clock in said]
+    assert 3500 < clocks[1] < 3700 and -3700 < clocks[2] < -3500, "the clients' clocks did lie apart"

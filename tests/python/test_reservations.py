@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from tidegate import Limiter, ManualClock, Reservation
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "reference"), str(TESTS / "redis")]
 import traces
+from server import Server, server
+from test_redis_conformance import within_clock
 from test_traces import SEED, Made, compare, run_program
 
 CASE_COUNT = 200
@@ -61,6 +63,22 @@ def test_reservations_under_sanitizers_equal_the_reference(made: Made, build: Pa
     program = build / "asan" / "tests" / "replay"
     make(str(program), "asan")
     compare(made[:100], run_program(program, "memory://"))
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Server]:
+    with server() as one:
+        yield one
+
+
+def test_reservations_on_redis_equal_the_reference(
+    redis: Server, made: Made, build: Path, make: Callable[..., None]
+) -> None:
+    make(str(build / "tests" / "replay"))
+    some = [(case, expected) for case, expected in made if within_clock(case)]
+    assert len(some) > CASE_COUNT // 2
+    compare(some, run_program(build / "tests" / "replay", redis.patient))
+    assert not redis.keys(), "a case's reset leaves nothing"
 
 
 # ---- what people do ----
@@ -222,6 +240,96 @@ def test_a_limiter_that_is_switched_off_reserves_nothing_and_lets_all_through() 
     for _ in range(3):
         with limiter.reserve("a", cost=5) as one:
             assert one and one.settle(9) and not one.renew(5)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "tiered"])
+def test_reserving_on_redis(redis: Server, scheme: str) -> None:
+    uri = redis.patient if scheme == "redis" else f"tiered+{redis.patient}"
+    limiter = Limiter("10000/hour token_bucket; 20000/day", name=scheme, store=uri)
+    with limiter.reserve("u", cost=4000) as one:
+        assert one and limiter.peek("u").remaining <= 6001
+        assert one.settle(1000) and one.settle(5)
+        assert 9000 <= limiter.peek("u").remaining <= 9001
+    with pytest.raises(ZeroDivisionError), limiter.reserve("u", cost=9000):
+        assert not limiter.hit("u", cost=5000)
+        1 / 0  # noqa: B018
+    assert limiter.hit("u", cost=5000), "what was denied a moment ago is not remembered"
+
+    async def main() -> None:
+        async with limiter.reserve("u", cost=3000) as one:
+            one.settle(100)
+            assert (await limiter.peek_async("u")).remaining <= 1010, "done when the block is left"
+        assert 3890 <= (await limiter.peek_async("u")).remaining <= 3950
+        async with limiter.reserve("u", cost=3000) as one:
+            assert await one.settle_async(0) and await one.settle_async(7)
+            assert (await limiter.peek_async("u")).remaining >= 3890
+        async with limiter.reserve("u", cost=3000) as one:
+            assert await one.renew_async(30)
+
+        async def cancelled() -> None:
+            async with limiter.reserve("v", cost=4000):
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(cancelled())
+        while (await limiter.peek_async("v")).remaining > 6010:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await limiter.peek_async("v")).remaining == 10000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_counter", "token_bucket", "leaky_bucket"])
+def test_all_that_was_taken_can_be_given_back_on_a_redis_with_its_own_clock(redis: Server, algorithm: str) -> None:
+    limiter = Limiter(f"100/hour {algorithm}", name="all", store=redis.uri)
+    decision = limiter.hit("u", cost=3)
+    decision.refund()
+    assert limiter.peek("u").remaining == 100
+    with limiter.reserve("u", cost=5) as one:
+        assert one.settle(0)
+    assert limiter.peek("u").remaining == 100
+    with limiter.reserve("u", cost=5) as one:
+        assert one.settle(120)
+    assert limiter.peek("u").remaining == 0
+
+
+def test_a_lease_on_redis_ends_by_the_servers_clock(redis: Server) -> None:
+    limiter = Limiter("5/hour", name="ends", store=redis.patient)
+    limiter.reserve("u", cost=5, lease=1).__enter__()
+    assert not limiter.hit("u")
+    time.sleep(1.05)
+    assert limiter.hit("u", cost=5)
+    assert all(left > 0 for left in redis.keys().values()), "no key without an expiry"
+
+
+def test_a_silent_redis_makes_a_reservation_follow_the_failure_policy(caplog: pytest.LogCaptureFixture) -> None:
+    with server() as other:
+        limiter = Limiter("5/hour", store=other.uri)
+        closed = Limiter("5/hour", store=other.uri, on_store_failure="closed")
+        held = limiter.reserve("u", cost=2)
+        held.__enter__()
+    assert not held.settle(1), "it cannot be told"
+    held.__exit__(None, None, None)
+    with limiter.reserve("u") as one:
+        assert one and one.decision.degraded
+    with closed.reserve("u") as one:
+        assert not one and one.decision.degraded
+
+
+def test_more_than_512_leases_of_one_client_are_refused_on_redis(redis: Server) -> None:
+    limiter = Limiter("100000/hour token_bucket", name="many", store=redis.patient, on_store_failure="closed")
+    kept = [limiter.reserve("u").__enter__() for _ in range(512)]
+    assert all(kept)
+    with limiter.reserve("u") as one:
+        assert not one and one.decision.degraded
+    assert limiter.hit("u") and limiter.hit("v"), "a hit does not need one"
+    with limiter.reserve("v") as one:
+        assert one and not one.decision.degraded
+    assert kept[0].settle(0)
+    with limiter.reserve("u") as one:
+        assert one and not one.decision.degraded
 
 
 def hold_and_wait(uri: str, ready: "multiprocessing.SimpleQueue[int]") -> None:

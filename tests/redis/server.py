@@ -100,7 +100,8 @@ def free_port() -> int:
 
 
 class Server:
-    def __init__(self, *options: str, port: int = 0, folder: Path | None = None) -> None:
+    def __init__(self, *options: str, port: int = 0, folder: Path | None = None, program: str | None = PROGRAM) -> None:
+        self.program = program
         self.options = options
         self.port = port
         self.folder = folder or Path(tempfile.mkdtemp(prefix="tg-redis-"))
@@ -122,10 +123,10 @@ class Server:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self, *more: str) -> None:
-        assert PROGRAM, "redis-server is not installed"
+        assert self.program, "redis-server is not installed"
         self.path.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.path), "--save", "",
+            [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.path), "--save", "",
              "--dir", str(self.folder), "--logfile", str(self.folder / "log"), *self.options, *more],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -12,18 +12,28 @@ local function drained(rule, units, rest, passed)
     return units, rest
 end
 
+-- Also of the numbers as they were left: what has drained since drains by the rule of then.
+local function bucket_back(found, cost)
+    found.units, found.left = found.units - cost, found.left - cost
+    if found.units < 0 then found.units, found.rest = 0, 0 end
+    if found.left < 0 then found.left, found.left_rest = 0, 0 end
+end
+
 local function bucket_at(key, now, rule)
     local raw = call('GET', key)
     if not raw then return { now = now, units = 0, rest = 0 }, '' end
-    local units, rest, at = unpack('<ddd', raw)
+    local left, left_rest, at = unpack('<ddd', raw)
+    if #raw > 24 then rule.leases, raw = raw:sub(25), raw:sub(1, 24) end
     if now < at then now = at end -- a clock that goes back grants nothing
-    units, rest = drained(rule, units, rest, now - at)
-    return { now = now, units = units, rest = rest }, raw
+    local units, rest = drained(rule, left, left_rest, now - at)
+    local found = { now = now, units = units, rest = rest, left = left, left_rest = left_rest, left_at = at }
+    if lapse(rule, found, bucket_back) then raw = pack('<ddd', found.left, found.left_rest, at) end
+    return found, raw
 end
 
 local function bucket_store(key, now, rule, at, units, rest)
     local drained = (units * rule.period + rest) / rule.limit -- rounding is below the millisecond that expiry() adds
-    call('SET', key, pack('<ddd', units, rest, at), 'PX', expiry(at - now + drained))
+    call('SET', key, pack('<ddd', units, rest, at) .. (rule.leases or ''), 'PX', expiry(at - now + drained))
 end
 
 local function bucket_look(key, now, rule)
@@ -70,3 +80,17 @@ end
 
 look[4], take[4], give[4], knock[4] = bucket_look, bucket_take, bucket_give, bucket_knock
 look[5], take[5], give[5], knock[5] = bucket_look, bucket_take, bucket_give, bucket_knock
+
+local function bucket_save(key, now, rule, found)
+    bucket_store(key, now, rule, found.left_at, found.left, found.left_rest)
+end
+
+local function bucket_give_back(key, now, rule, found)
+    bucket_back(found, rule.cost)
+    bucket_save(key, now, rule, found)
+end
+
+local function bucket_stamp(_, found) return found.now end
+
+stamp[4], back[4], save[4] = bucket_stamp, bucket_give_back, bucket_save
+stamp[5], back[5], save[5] = bucket_stamp, bucket_give_back, bucket_save

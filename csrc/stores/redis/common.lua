@@ -11,6 +11,10 @@ local call, pack, unpack, floor, format = redis.call, struct.pack, struct.unpack
 --   take[a](key, now, rule, found)                writes; only after every rule of the call has been looked at
 --   give[a](key, now, rule)                       a refund
 --   knock[a](key, now, rule, found)               a denied hit that counts all the same
+--   stamp[a](rule, found)                         what a refund will need to find the hit again
+--   back[a](key, now, rule, found)                gives rule.cost of the hit of rule.stamp back, and writes
+--   save[a](key, now, rule, found)                writes what is found, for its leases
+local stamp, back, save = {}, {}, {}
 local look, take, give, knock = {}, {}, {}, {}
 
 -- ARGV[1]: the time in microseconds under a manual clock, else below zero; then the kind of call.
@@ -26,6 +30,7 @@ end
 local function expiry(wait)
     if manual then return '86400000' end
     local ms = floor(wait / 1000) + 1
+    if ms < 1 then ms = 1 end
     if ms < 1 then ms = 1 end -- all was given back: it equals an absent one already
     if ms > 9007199254740 then ms = 9007199254740 end
     return format('%.0f', ms)
@@ -70,6 +75,39 @@ end
 local function held_denied(held, most, cost)
     if held >= most then return held end
     return held + cost < most and held + cost or most
+end
+
+-- Leases stand behind the numbers of a value, in a log behind those of its first element: 40 bytes each (id, end, units, stamp,
+-- option), the one that ends first in front. Whoever looks at a state first gives back what has ended: `give_back(found, cost,
+-- stamp, option)`. The rest is rule.leases, and every write keeps it. Returns whether something has ended.
+local clock = now
+local function lapse(rule, found, give_back)
+    local text, at = rule.leases, 1
+    while text and at < #text do
+        local _, ends, cost, taken_at, option = unpack('<c8dddd', text, at)
+        if ends > clock then break end
+        give_back(found, cost, taken_at, option)
+        at = at + 40
+    end
+    if at > 1 then rule.leases = text:sub(at) end
+    return at > 1
+end
+
+local function lease_find(text, id)
+    for at = 1, text and #text or 0, 40 do
+        if text:sub(at, at + 7) == id then return at end
+    end
+end
+
+local function lease_cut(text, at)
+    return text:sub(1, at - 1) .. text:sub(at + 40)
+end
+
+local function lease_add(text, id, ends, cost, taken_at, option)
+    text = text or ''
+    local at = #text + 1
+    while at > 1 and select(2, unpack('<c8d', text, at - 40)) > ends do at = at - 40 end
+    return text:sub(1, at - 1) .. pack('<c8dddd', id, ends, cost, taken_at, option) .. text:sub(at)
 end
 
 -- TG_HELD_MAX of algorithms.h, and what a hit takes where `held` units are.

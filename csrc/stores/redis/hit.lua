@@ -1,5 +1,6 @@
--- A hit (op 0) or a look at what a hit would give (op 1): every rule is judged, then every key is written or none.
--- Answers in one string: 1 or 0, the time, and for each target a length and the state as it was.
+-- A hit (op 0), one that is held by a lease (op 2), or a look at what a hit would give (op 1): every rule is judged, then every
+-- key is written or none. Answers in one string: 1 or 0, the time, and for each target a length and the state as it was. 2: no
+-- key has room for another lease, and nothing is written.
 local count = #ARGV - 1
 local rules, found, pieces, fitting, allowed = {}, {}, {}, {}, 1
 for i = 1, count do
@@ -8,10 +9,27 @@ for i = 1, count do
     if not fits then allowed = 0 end
     rules[i], found[i], fitting[i], pieces[i] = rule, state, fits, pack('<Bc0', #raw, raw)
 end
-if allowed == 1 and op == 0 then
+local function charges(rule)
+    return rule.cost > 0 and not rule.charged and not rule.follows -- several rules on one key: it is charged once
+end
+if allowed == 1 and op == 2 then
+    local id, lease = unpack('<c8d', ARGV[1], 10)
     for i = 1, count do
         local rule = rules[i]
-        if rule.cost > 0 and not rule.charged and not rule.follows then -- several rules on one key: it is charged once
+        if charges(rule) and #(rule.leases or '') >= 20480 then return pack('<Bd', 2, now) end
+    end
+    for i = 1, count do
+        local rule = rules[i]
+        if charges(rule) then
+            local taken_at = stamp[rule.algorithm](rule, found[i])
+            rule.leases = lease_add(rule.leases, id, now + lease, rule.cost, taken_at, rule.option)
+        end
+    end
+end
+if allowed == 1 and op ~= 1 then
+    for i = 1, count do
+        local rule = rules[i]
+        if charges(rule) then
             take[rule.algorithm](KEYS[rule.key], now, rule, found[i])
         end
     end

@@ -179,6 +179,98 @@ tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_err
     return TG_E_STORE;
 }
 
+/* ---- reservations ---- */
+
+/* The beginning of an answer: the first byte, and the server's time. */
+static bool
+read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us)
+{
+    uint64_t bits = 0;
+    double number;
+    if (reply->type != REDIS_REPLY_STRING || reply->len < 9)
+        return false;
+    *first = (uint8_t)reply->str[0];
+    for (unsigned i = 0; i < 8; i++)
+        bits |= (uint64_t)(uint8_t)reply->str[1 + i] << (8 * i);
+    memcpy(&number, &bits, sizeof number);
+    if (!(number >= 0 && number <= 9007199254740992.0))
+        return false;
+    *now_us = (uint64_t)number;
+    return true;
+}
+
+/* In `lease` what the answer says of it. */
+static tg_trouble
+read_lease(tg_redis_store *store, const tg_call *call, const tg_target *targets, size_t target_count,
+           const redisReply *reply, tg_lease *lease, tg_result *results, tg_error *error)
+{
+    uint8_t first = 0;
+    uint64_t now_us = 0;
+    if (!read_head(reply, &first, &now_us)) {
+        tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", store->address.shown);
+        return TG__TROUBLE_REFUSED;
+    }
+    lease->until_us = call->lease_op == TG_LEASE_SETTLE ? lease->until_us : now_us + lease->lease_us;
+    lease->over = call->lease_op == TG_LEASE_RENEW && first == 0;
+    lease->full = call->lease_op == TG_LEASE_TAKE && first == 2;
+    if (call->lease_op != TG_LEASE_TAKE || lease->full)
+        return TG__TROUBLE_NONE;
+    const tg_trouble trouble = tg__redis_read(store, TG_OP_HIT, call, targets, target_count, reply, results, error);
+    bool held = false;
+    for (size_t i = 0; trouble == TG__TROUBLE_NONE && i < target_count; i++) {
+        lease->places[i] = results[i].charged ? 0 : UINT32_MAX;
+        held |= results[i].charged;
+    }
+    if (!held)
+        memset(lease->id, 0, sizeof lease->id);
+    return trouble;
+}
+
+static tg_status
+redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t target_count, tg_lease *lease,
+            tg_result *results, bool *overflow, tg_error *error)
+{
+    tg_redis_store *store = redis_of(base);
+    const tg_op as = op == TG_LEASE_TAKE ? TG_OP_HIT : TG_OP_REFUND;
+    tg_call call;
+    if (overflow)
+        *overflow = false;
+    tg__call_plan(&call, as, targets, target_count);
+    lease->full = lease->over = false;
+    if (op == TG_LEASE_TAKE && getrandom(lease->id, sizeof lease->id, 0) != sizeof lease->id)
+        return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
+    if (tg__call_answer_alone(&call, as, target_count, results)) {
+        memset(lease->id, 0, sizeof lease->id);
+        return TG_OK;
+    }
+    call.lease = lease;
+    call.lease_op = op;
+    const uint64_t manual_now_us = store->manual ? tg_clock_now_us(store->clock) : 0;
+    if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
+                         TG__REDIS_CLOCK_US_MAX);
+    bool probe, unsent;
+    if (!tg__breaker_passes(store, &probe))
+        return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
+    const tg_inquiry question = { .op = as, .call = &call, .targets = targets, .target_count = target_count,
+                                  .manual_now_us = manual_now_us };
+    redisReply *reply = NULL;
+    tg_trouble trouble =
+        tg__redis_ask(store, &question, tg__monotonic_us() + store->timeout_us, &reply, &unsent, error);
+    if (trouble == TG__TROUBLE_NONE)
+        trouble = read_lease(store, &call, targets, target_count, reply, lease, results, error);
+    if (reply)
+        freeReplyObject(reply);
+    const tg_status status = tg__redis_conclude(store, trouble, probe, error);
+    if (status != TG_OK || !lease->full)
+        return status;
+    memset(lease->id, 0, sizeof lease->id);
+    if (!atomic_exchange(&store->told_leases, true))
+        tg__notice("leases-full", "%s: a client has 512 reservations under way and gets no other; on_store_failure decides until "
+                                  "some are settled or end", store->address.shown);
+    return tg__error(error, TG_E_STORE, "%s: no room for another reservation", store->address.shown);
+}
+
 /* ---- the rest of what a store does ---- */
 
 static tg_status
@@ -238,6 +330,14 @@ this_server(tg_store *store, tg_text hashed)
     return redis_of(store);
 }
 
+static void
+heard_from(tg_store *store, int64_t ahead_us)
+{
+    atomic_store_explicit(&redis_of(store)->ahead_us, ahead_us, memory_order_relaxed);
+}
+
+static const tg_keeper_ways ways = { .hold = this_server, .heard = heard_from };
+
 static const tg_metric_name *
 redis_metric_name(tg_store *store, const char *space, const char *name)
 {
@@ -295,6 +395,7 @@ static const tg_store_ops redis_ops = {
     .name = "redis",
     .remote = true,
     .apply = redis_apply,
+    .lease = redis_lease,
     .async_open = tg__redis_async_open,
     .admit_rule = redis_admit_rule,
     .name_rule = redis_name_rule,
@@ -440,7 +541,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
     }
     if (status == TG_OK) {
-        store->keeper = tg__keeper_open(&store->base, this_server, store->manual);
+        store->keeper = tg__keeper_open(&store->base, &ways, store->manual);
         if (!store->keeper)
             status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }

@@ -168,6 +168,7 @@ typedef enum tg_script {
     TG__SCRIPT_HIT_BUCKET,
     TG__SCRIPT_HIT_MIXED, /* several algorithms in one call */
     TG__SCRIPT_REFUND,
+    TG__SCRIPT_SETTLE, /* also renews */
     TG__SCRIPTS
 } tg_script;
 
@@ -235,6 +236,7 @@ typedef struct tg_redis_store {
     _Atomic uint64_t timeouts;
     struct tg_keeper *keeper; /* keep.h */
     _Atomic bool warned_eviction, warned_checks, warned_secret;
+    atomic_bool told_leases;
     struct tg_redis_store *next; /* all stores of this process, for its forked children */
 } tg_redis_store;
 
@@ -287,6 +289,8 @@ typedef struct tg_call {
     unsigned algorithms;
     bool denied;  /* a `deny` rule is among them */
     size_t asked; /* targets that Redis is asked about */
+    const tg_lease *lease; /* what a hit is held by, or what REFUND targets are settled or renewed of; else NULL */
+    tg_lease_op lease_op;
 } tg_call;
 
 void tg__call_plan(tg_call *call, tg_op op, const tg_target *targets, size_t target_count);

@@ -29,6 +29,7 @@ EMBED(sliding_counter);
 EMBED(bucket);
 EMBED(hit);
 EMBED(refund);
+EMBED(settle);
 EMBED(check);
 
 #define PIECE(name) { tg__lua_##name, (size_t)(tg__lua_##name##_end - tg__lua_##name) }
@@ -59,13 +60,15 @@ static void
 assemble_all(void)
 {
     const tg_text common = PIECE(common), fixed = PIECE(fixed_window), log = PIECE(sliding_log),
-                  counter = PIECE(sliding_counter), bucket = PIECE(bucket), hit = PIECE(hit), refund = PIECE(refund);
+                  counter = PIECE(sliding_counter), bucket = PIECE(bucket), hit = PIECE(hit), refund = PIECE(refund),
+                  settle = PIECE(settle);
     complete = assemble(TG__SCRIPT_HIT_FIXED, (tg_text[]){ common, fixed, hit }, 3) &&
                assemble(TG__SCRIPT_HIT_LOG, (tg_text[]){ common, log, hit }, 3) &&
                assemble(TG__SCRIPT_HIT_COUNTER, (tg_text[]){ common, counter, hit }, 3) &&
                assemble(TG__SCRIPT_HIT_BUCKET, (tg_text[]){ common, bucket, hit }, 3) &&
                assemble(TG__SCRIPT_HIT_MIXED, (tg_text[]){ common, fixed, log, counter, bucket, hit }, 6) &&
-               assemble(TG__SCRIPT_REFUND, (tg_text[]){ common, fixed, log, counter, bucket, refund }, 6);
+               assemble(TG__SCRIPT_REFUND, (tg_text[]){ common, fixed, log, counter, bucket, refund }, 6) &&
+               assemble(TG__SCRIPT_SETTLE, (tg_text[]){ common, fixed, log, counter, bucket, settle }, 6);
 }
 
 tg_status

@@ -1,4 +1,12 @@
 -- Sliding counter (3). Value: index of the window, its units, those of the window before.
+local function counter_back(found, cost, taken_at)
+    if taken_at == found.index then
+        found.current = found.current > cost and found.current - cost or 0
+    elseif taken_at == found.index - 1 then
+        found.previous = found.previous > cost and found.previous - cost or 0
+    end
+end
+
 local function counter_at(key, now, rule)
     local raw = call('GET', key)
     local period = rule.period
@@ -7,6 +15,7 @@ local function counter_at(key, now, rule)
         return { index = (now - into) / period, into = into, current = 0, previous = 0 }, ''
     end
     local known, current, previous = unpack('<ddd', raw)
+    if #raw > 24 then rule.leases, raw = raw:sub(25), raw:sub(1, 24) end
     if now < known * period then now = known * period end -- a clock that goes back: the start of the window it was in
     local into = now % period
     local index = (now - into) / period
@@ -15,12 +24,14 @@ local function counter_at(key, now, rule)
     elseif index > known then
         current, previous = 0, 0
     end
-    return { index = index, into = into, current = current, previous = previous }, raw
+    local found = { index = index, into = into, current = current, previous = previous }
+    if lapse(rule, found, counter_back) then raw = pack('<ddd', index, found.current, found.previous) end
+    return found, raw
 end
 
 local function counter_store(key, now, rule, index, current, previous)
     local windows = current > 0 and 2 or previous > 0 and 1 or 0
-    call('SET', key, pack('<ddd', index, current, previous), 'PX', expiry((index + windows) * rule.period - now))
+    call('SET', key, pack('<ddd', index, current, previous) .. (rule.leases or ''), 'PX', expiry((index + windows) * rule.period - now))
 end
 
 look[3] = function(key, now, rule)
@@ -57,4 +68,15 @@ give[3] = function(key, now, rule)
         current = current - (cost < current and cost or current)
     end
     counter_store(key, now, rule, found.index, current, previous)
+end
+
+stamp[3] = function(_, found) return found.index end
+
+save[3] = function(key, now, rule, found)
+    counter_store(key, now, rule, found.index, found.current, found.previous)
+end
+
+back[3] = function(key, now, rule, found)
+    counter_back(found, rule.cost, rule.stamp)
+    save[3](key, now, rule, found)
 end

@@ -64,6 +64,27 @@ local function log_at(key, now, rule)
     return log
 end
 
+-- Of the first element, what stands behind its numbers.
+local function hold(key, leases)
+    local head = call('LINDEX', key, 0)
+    if head then call('LSET', key, 0, head:sub(1, 12) .. leases) end
+end
+
+-- What has ended is given back at once: units in a log are not given back in passing.
+local give_own
+local function log_now(key, now, rule)
+    local log = log_at(key, now, rule)
+    if log.empty or #log.head[1] == 12 then return log end
+    rule.leases = log.head[1]:sub(13)
+    local ended = lapse(rule, log, function(_, cost, taken_at, option)
+        local newest = log_at(key, 0, rule)
+        if newest.units > 0 then give_own(key, { cost = cost, stamp = taken_at, option = option }, newest) end
+    end)
+    if not ended then return log end
+    hold(key, rule.leases)
+    return log_at(key, now, rule)
+end
+
 -- When the `wanted`-th unit within the period was taken.
 local function time_of_unit(log, wanted)
     local at, sum
@@ -97,7 +118,7 @@ end
 -- For the client: units within the period, the newest entry, with whose departure this cost fits, with whose the log is
 -- fresh, which leaves next; -1 where there is none.
 look[2] = function(key, now, rule)
-    local log = log_at(key, now, rule)
+    local log = log_now(key, now, rule)
     local own = 0
     if rule.charged then own = rule.cost < log.units and rule.cost or log.units end
     local used = log.units - own
@@ -113,7 +134,7 @@ look[2] = function(key, now, rule)
     return fits, log, pack('<ddddd', log.units, log.newest or -1, makes_room, last, leaves)
 end
 
-take[2] = function(key, now, rule, log)
+local function log_take(key, now, rule, log)
     local cost = cost_taken(rule, log.units, 34359738368) -- TG_LOG_HELD_MAX: sums stay within 2^39 of each other
     local lasts = expiry(log.now + rule.period - now)
     if log.empty then
@@ -143,6 +164,11 @@ take[2] = function(key, now, rule, log)
     call('PEXPIRE', key, lasts)
 end
 
+take[2] = function(key, now, rule, log)
+    log_take(key, now, rule, log)
+    if rule.leases then hold(key, rule.leases) end
+end
+
 -- Appends the hit and drops the oldest entries that the limit no longer needs: only its newest units decide anything.
 knock[2] = function(key, now, rule, log)
     local but_one = beyond(log.before, log.sum_but_one) > 0 and log.before or log.sum_but_one
@@ -166,13 +192,13 @@ knock[2] = function(key, now, rule, log)
         call('RPUSH', key, entry_text(log.now, (sum + rule.cost) % 1099511627776))
     end
     if position > 1 then call('LTRIM', key, position - 1, -1) end
-    call('LSET', key, 0, entry_text(0, before))
+    call('LSET', key, 0, entry_text(0, before) .. (rule.leases or ''))
     call('PEXPIRE', key, expiry(log.now + rule.period - now))
 end
 
 -- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there
 -- is next to nothing behind it.
-local function give_own(key, rule, log)
+give_own = function(key, rule, log)
     local step = rule.option > 0 and rule.option or 1
     local wanted = floor(rule.stamp / step)
     local from, to = log.first, call('LLEN', key) - 1
@@ -249,9 +275,22 @@ local function give_oldest(key, log, given)
 end
 
 give[2] = function(key, now, rule)
-    local log = log_at(key, now, rule)
+    local log = log_now(key, now, rule)
     if log.units == 0 then return end
     if rule.own then return give_own(key, rule, log) end
     local given = rule.cost < log.units and rule.cost or log.units
     give_oldest(key, log, given)
+    if rule.leases then hold(key, rule.leases) end
+end
+
+stamp[2] = function(_, log) return log.now end
+
+save[2] = function(key, _, rule)
+    hold(key, rule.leases)
+end
+
+back[2] = function(key, _, rule)
+    local newest = log_at(key, 0, rule)
+    if newest.units > 0 then give_own(key, rule, newest) end
+    hold(key, rule.leases)
 end

@@ -718,6 +718,12 @@ notices_of(const char *code, char last[480])
 }
 
 static void
+append_words(void *context, tg_text piece)
+{
+    strncat(context, piece.data, piece.length);
+}
+
+static void
 nobody_is_refused_while_most_answers_are_errors(void **unused)
 {
     (void)unused;
@@ -735,6 +741,13 @@ nobody_is_refused_while_most_answers_are_errors(void **unused)
                               "pause_when");
     /* The limit is used up: three of five are still over 50 %. */
     assert_string_equal(told("GET", "/", "192.0.2.1"), "unmatched 0");
+    tg_explanation *why;
+    assert_int_equal(tg_gate_explain(gate, &request, 1, &why, NULL), TG_OK);
+    holds(why->policies[0].why, "it refuses nobody at the moment: 3 of 5 answers were errors");
+    char words[2048] = "";
+    tg_explanation_write(why, false, append_words, words);
+    holds(words, "decision  paused by \"site\": over its limit, and it refuses nobody at the moment");
+    tg_explanation_close(why);
     assert_int_equal(judged_and_settled(&request, 200, NULL).status, 0);
     assert_int_equal(counted_at("site", TG_METRIC_PAUSED), 2);
     /* Three of six are not over 50 %. */

@@ -359,6 +359,28 @@ a_huge_value_makes_no_larger_identity(void **unused)
     tg__by_close(by);
 }
 
+static void
+a_key_is_what_the_application_says_and_no_header_of_its_name(void **unused)
+{
+    (void)unused;
+    static const tg_header headers[] = { { TEXT("key:tenant"), TEXT("forged") }, { TEXT("tenant"), TEXT("forged") } };
+    static const tg_part keys[] = { { TEXT("tenant"), TEXT("t1") }, { TEXT("empty"), TEXT("") } };
+    const tg_request request = {
+        .peer = TEXT("192.0.2.1"), .headers = headers, .header_count = COUNT(headers), .keys = keys, .key_count = COUNT(keys),
+    };
+    check_request("key:tenant", NULL, &request, "key:tenant=t1");
+    check_request("key:tenant+ip", NULL, &request, "key:tenant=t1+ip=192.0.2.1");
+    check_request("key:other|key:tenant", NULL, &request, "key:tenant=t1");
+    check_request("key:empty", NULL, &request, "!key:empty");
+    check_request("key:ten", NULL, &request, "!key:ten");
+    const tg_request silent = { .peer = TEXT("192.0.2.1"), .headers = headers, .header_count = COUNT(headers) };
+    check_request("key:tenant", NULL, &silent, "!key:tenant");
+    tg_by *by = parsed("key:tenant");
+    assert_string_equal(tg__by_unknown(by, TG_FACE_KNOWN | TG_FACE_BODY | TG_FACE_USER | TG_FACE_ROUTE), "key:tenant");
+    assert_null(tg__by_unknown(by, TG_FACE_KNOWN | TG_FACE_KEYS));
+    tg__by_close(by);
+}
+
 int
 main(void)
 {
@@ -375,6 +397,7 @@ main(void)
         cmocka_unit_test(a_by_knows_which_kinds_it_names),
         cmocka_unit_test(what_stands_in_the_body_waits_for_it),
         cmocka_unit_test(a_by_tells_what_a_face_cannot_know),
+        cmocka_unit_test(a_key_is_what_the_application_says_and_no_header_of_its_name),
         cmocka_unit_test(a_huge_value_makes_no_larger_identity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
