@@ -134,7 +134,11 @@ static void
 put_name(text *out, const char *name)
 {
     for (; *name; name++) {
-        const char *entity = *name == '<' ? "&lt;" : *name == '>' ? "&gt;" : *name == '&' ? "&amp;" : *name == '"' ? "&quot;" : NULL;
+        const char *entity = *name == '<'   ? "&lt;"
+                             : *name == '>' ? "&gt;"
+                             : *name == '&' ? "&amp;"
+                             : *name == '"' ? "&quot;"
+                                            : NULL;
         if (entity)
             put(out, entity, strlen(entity));
         else
@@ -169,7 +173,8 @@ refresh(fcgi_page *page)
     now->at_us = now_us;
     now->has_stats = tg_store_read_stats(store, &now->stats, NULL) == TG_OK;
     memset(now->policies, 0, sizeof now->policies);
-    now->counted = tg_store_read_metrics(store, now->policies, POLICIES_MAX, &now->policy_count, &now->latency, NULL) == TG_OK;
+    now->counted = tg_store_read_metrics(store, now->policies, POLICIES_MAX, &now->policy_count, &now->latency, NULL) ==
+                   TG_OK;
     if (!now->counted)
         now->policy_count = 0;
     if (now->policy_count > POLICIES_MAX)
@@ -307,8 +312,8 @@ write_fill(text *out, const char *what, uint64_t used, uint64_t of)
 {
     if (of == 0)
         return;
-    say(out, "<dt>%s</dt><dd>%" PRIu64 " of %" PRIu64 "<meter min=0 max=1 high=0.8 value=%.3f>%.0f %%</meter></dd>\n", what, used,
-        of, (double)used / (double)of, 100.0 * (double)used / (double)of);
+    say(out, "<dt>%s</dt><dd>%" PRIu64 " of %" PRIu64 "<meter min=0 max=1 high=0.8 value=%.3f>%.0f %%</meter></dd>\n", what,
+        used, of, (double)used / (double)of, 100.0 * (double)used / (double)of);
 }
 
 static void
@@ -356,7 +361,8 @@ write_page(text *out, fcgi_page *page)
 {
     say(out, "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
              "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n<title>tidegate</title>\n"
-             "<link rel=stylesheet href=\"page.css\">\n<link rel=icon href=\"data:,\">\n<script src=\"page.js\" defer></script>\n"
+             "<link rel=stylesheet href=\"page.css\">\n<link rel=icon href=\"data:,\">\n"
+             "<script src=\"page.js\" defer></script>\n"
              "</head>\n<body>\n<header><h1>tidegate</h1><p id=state role=status></p></header>\n<main id=numbers>\n");
     write_numbers(out, page);
     say(out, "</main>\n</body>\n</html>\n");

@@ -574,7 +574,8 @@ check_live(checker *c, const tg_config *config, tg_error *error)
     const unsigned line = c->store == config->store ? config->store_line : 0;
     while (tg_notice_take(&notice)) {
         if (strcmp(notice.code, "store-failing") == 0)
-            warn(c, notice.code, NULL, line, "the store does not answer, so nothing more is known of it: %.380s", notice.message);
+            warn(c, notice.code, NULL, line, "the store does not answer, so nothing more is known of it: %.380s",
+                 notice.message);
         else
             warn(c, notice.code, NULL, line, "%s", notice.message);
     }

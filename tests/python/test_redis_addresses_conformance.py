@@ -25,7 +25,7 @@ from server import Server
 from test_redis_conformance import within_clock
 from test_traces import SEED, Made, compare, once, run_program
 
-CASE_COUNT = 400
+CASE_COUNT = 250
 ASKED_PER_CASE = 100
 TIERS = pytest.mark.parametrize("tiers", ["", "tiered+"])
 

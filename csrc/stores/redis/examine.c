@@ -50,17 +50,18 @@ look_at_keys(tg_redis_store *store, tg_redis_wire *wire, tg_error *error)
             return trouble;
         const bool told = count_foreign(wire, reply, cursor, &ours, &foreign);
         if (!told)
-            tg__notice("store-unchecked", "%s: SCAN is refused (%.80s), so counts made under another secret are not looked for; "
-                                          "+scan allows it",
+            tg__notice("store-unchecked",
+                       "%s: SCAN is refused (%.80s), so counts made under another secret are not looked for; +scan allows it",
                        store->address.shown, reply->type == REDIS_REPLY_ERROR ? reply->str : "an unexpected reply");
         freeReplyObject(reply);
         if (!told || strcmp(cursor, "0") == 0)
             break;
     }
     if (foreign)
-        tg__notice("store-two-secrets", "%s holds %zu keys made under another secret than this machine's, and %zu under this one: "
-                                        "machines with different secrets each let through the whole limit. Give all the same "
-                                        "TIDEGATE_SECRET; keys of a former one go as they expire",
+        tg__notice("store-two-secrets",
+                   "%s holds %zu keys made under another secret than this machine's, and %zu under this one: machines with "
+                   "different secrets each let through the whole limit. Give all the same TIDEGATE_SECRET; keys of a former "
+                   "one go as they expire",
                    store->address.shown, foreign, ours);
     return TG__TROUBLE_NONE;
 }
