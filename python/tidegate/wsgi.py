@@ -147,13 +147,13 @@ class _Answer:
         self._start_response = start_response
         self._settled = False
 
-    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         self.settle(int(status[:3]), headers)
         if self._state:
             fields = [pair for pair in shown(self._state).fields_text if pair[0] != "Content-Type"]
             ours = {name.lower() for name, _ in fields}
             headers = [pair for pair in headers if pair[0].lower() not in ours] + fields
-        return self._start_response(status, headers, *exc_info)
+        return self._start_response(status, headers, *(() if exc_info is None else (exc_info,)))
 
     def settle(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Once: an application that starts again has failed on its way, after what it did was done."""

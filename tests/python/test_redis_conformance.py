@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import random
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -103,3 +104,27 @@ def test_redis_through_python_equals_the_reference(tiers: str, redis: Server, ma
     compare([(case, once(case, expected)) for case, expected in some], run, lambda case: once(case, traces.answers(case)))
     assert keeper.name == "keeper"
     assert all(left > 0 for left in redis.keys().values())
+
+
+@TIERS
+def test_a_log_with_a_resolution_never_admits_more_than_the_exact_one_and_is_shorter(tiers: str, redis: Server) -> None:
+    clock, random_ = ManualClock(1_700_000_000_000_000), random.Random(7)
+    store = tiers + redis.patient
+    exact = Limiter("40/second sliding_log", name=f"exact{tiers}", store=store, clock=clock)
+    coarse = Limiter("40/second sliding_log resolution 100ms", name=f"coarse{tiers}", store=store, clock=clock)
+    admitted: list[int] = []
+    of_exact = 0
+    for _ in range(2000):
+        clock.advance_us(random_.choice([0, 1, 999, 5_000, 20_000, 60_000]))
+        of_exact += bool(exact.hit("a"))
+        if coarse.hit("a"):
+            admitted.append(clock.now_us)
+        assert len(admitted) <= of_exact
+        assert sum(at > clock.now_us - 1_000_000 for at in admitted[-41:]) <= 40
+    assert len(admitted) > of_exact * 0.8  # and not many fewer
+    link = redis.connect()
+    (longest,) = link("KEYS", f"tg1m:*:coarse{'tiered%2b' if tiers else ''}:*")  # type: ignore[misc]
+    assert link("LLEN", longest) <= 10 + 1 + 9  # entries of a period, the mark before them, those that left and are not trimmed
+    link.close()
+    exact.reset("a")
+    coarse.reset("a")

@@ -91,15 +91,33 @@ def impostor(speech: Speech) -> Iterator[int]:
                     one.shutdown(socket.SHUT_RDWR)
 
 
+def _greetings_of_tls_without_end(peer: socket.socket) -> None:
+    """Each asks to begin anew, which means nothing before there was a beginning: OpenSSL reads on by itself."""
+    while True:
+        peer.sendall(b"\x16\x03\x03\x00\x04\x00\x00\x00\x00" * 50)
+
+
+def _half_a_greeting_of_tls(peer: socket.socket) -> None:
+    peer.sendall(b"\x16\x03\x03")
+    time.sleep(2)
+
+
+SECURED = [_greetings_of_tls_without_end, _half_a_greeting_of_tls]
+
+
+def _uri(speech: Speech, port: int) -> str:
+    return f"{'rediss' if speech in SECURED else 'redis'}://127.0.0.1:{port}?timeout_ms={TIMEOUT * 1000:.0f}"
+
+
 def _name(speech: Speech) -> str:
     return speech.__name__.strip("_")
 
 
-@pytest.mark.parametrize("speech", SPEECHES, ids=_name)
+@pytest.mark.parametrize("speech", SPEECHES + SECURED, ids=_name)
 def test_whatever_answers_on_its_port_a_hit_ends_by_its_deadline_in_bounded_memory(speech: Speech) -> None:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with impostor(speech) as port:
-        one = Limiter("5/minute", name="x", store=f"redis://127.0.0.1:{port}?timeout_ms={TIMEOUT * 1000:.0f}")
+        one = Limiter("5/minute", name="x", store=_uri(speech, port))
         for _ in range(3):
             with Lateness() as late:
                 began = time.monotonic()
@@ -109,10 +127,10 @@ def test_whatever_answers_on_its_port_a_hit_ends_by_its_deadline_in_bounded_memo
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200 * 1024
 
 
-@pytest.mark.parametrize("speech", SPEECHES, ids=_name)
+@pytest.mark.parametrize("speech", SPEECHES + SECURED, ids=_name)
 def test_whatever_answers_on_its_port_no_event_loop_is_held(speech: Speech) -> None:
     async def ask(port: int) -> None:
-        one = Limiter("5/minute", name="x", store=f"redis://127.0.0.1:{port}?timeout_ms={TIMEOUT * 1000:.0f}")
+        one = Limiter("5/minute", name="x", store=_uri(speech, port))
         for _ in range(3):
             with Lateness() as late:
                 began = time.monotonic()

@@ -16,6 +16,7 @@ import pytest
 from tidegate import Gate, Limiter
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from cluster import cluster
 from server import Lateness, Server, server
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
@@ -113,3 +114,26 @@ def test_a_limiters_override_holds_in_another_process_and_ends_by_itself(redis: 
     assert subprocess.check_output([sys.executable, "-c", program, redis.patient], text=True, timeout=30).strip() == "1"
     time.sleep(0.5)
     assert limiter.peek("a").limit == 5
+
+
+def test_a_cluster_keeps_them_on_the_node_of_their_slot_wherever_that_moves(
+    make: Callable[[str], None], build: Path, tmp_path: Path
+) -> None:
+    make("programs")
+    with cluster(3) as nodes:
+        site = Site(build / "bin" / "tidegate", tmp_path, nodes.patient)
+        assert [site.ask("42") for _ in range(4)] == ["allowed"] * 3 + ["denied"]
+
+        def counts() -> dict[str, int]:
+            policies = json.loads(site.ok("stats", "--json"))["policies"]
+            return {**policies[0]} if policies else {}
+
+        site.within(3, lambda: (counts().get("allowed"), counts().get("denied")) == (3, 1))
+        slot = nodes.primaries[0]("CLUSTER", "KEYSLOT", "tidegate")
+        assert isinstance(slot, int)
+        owner = nodes.owner(slot)
+        nodes.move_slot(slot, next(one for one in nodes.primaries if one is not owner))
+        assert site.ok("set", "login", "1/hour", "--user", "43", "--for", "10m") == "login: set\n"
+        assert site.ask("43") == "allowed"
+        site.within(3, lambda: site.ask("43") == "denied")
+        site.within(3, lambda: (counts().get("allowed") or 0) >= 4)

@@ -90,6 +90,23 @@ def hello(environ: Any, start_response: Any) -> list[bytes]:
     return [b"hello"]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_exc_info_may_be_given_by_place_or_by_name(named: bool) -> None:
+    def application(environ: Any, start_response: Any) -> list[bytes]:
+        try:
+            raise RuntimeError("as asked")
+        except RuntimeError:
+            failed = sys.exc_info()
+            start_response("500 No", [], **{"exc_info": failed}) if named else start_response("500 No", [], failed)
+        return [b"no"]
+
+    started: list[Any] = []
+    app = TidegateMiddleware(application, limiter=Limiter("5/minute", by="ip", name=f"exc {named}", store="memory://wsgi"))
+    app({"REQUEST_METHOD": "GET", "REMOTE_ADDR": "192.0.2.1"}, lambda *answer: started.append(answer))
+    ((status, fields, (kind, _, _)),) = started
+    assert status == "500 No" and kind is RuntimeError and ("X-RateLimit-Remaining", "4") in fields
+
+
 # ---- the three frameworks, in process ----
 
 

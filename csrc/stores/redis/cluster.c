@@ -10,6 +10,7 @@
  *
  * Lock order: the cluster's lock, then a pool's. Must not enter: what a rule means; RESP; sockets. */
 #include "stores/redis/cluster.h"
+#include "stores/redis/keep.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -890,12 +891,94 @@ cluster_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
     return TG_OK;
 }
 
+/* ---- what operators see and set: in one slot, so on one node ---- */
+
+static tg_redis_store *
+keeping_node(tg_store *store, tg_text hashed)
+{
+    tg_node *node = tg__owner_hold(cluster_of(store), tg__cluster_slot(hashed));
+    return node ? &node->store : NULL;
+}
+
+static void
+release_node(tg_store *store, tg_redis_store *server)
+{
+    tg__node_release(cluster_of(store), (tg_node *)server); /* store is its first member */
+}
+
+static void
+heard_from(tg_store *store, int64_t ahead_us)
+{
+    atomic_store_explicit(&cluster_of(store)->ahead_us, ahead_us, memory_order_relaxed);
+}
+
+static bool
+known_keyring(tg_store *store, tg_redis_keyring *keyring)
+{
+    return tg__cluster_keyring(cluster_of(store), tg__monotonic_us() + cluster_of(store)->timeout_us, keyring, NULL) ==
+           TG__TROUBLE_NONE;
+}
+
+static void
+look_again(tg_store *store, uint64_t deadline_us)
+{
+    tg__cluster_refresh(cluster_of(store), NULL, deadline_us, NULL);
+}
+
+static const tg_keeper_ways ways = {
+    .hold = keeping_node,
+    .release = release_node,
+    .heard = heard_from,
+    .keyring = known_keyring,
+    .moved = look_again,
+};
+
+static const tg_metric_name *
+cluster_metric_name(tg_store *store, const char *space, const char *name)
+{
+    return tg__counts_name(tg__keeper_counts(cluster_of(store)->keeper), space, name);
+}
+
+static _Atomic uint64_t *
+cluster_metric_line(tg_store *store, const tg_metric_name *name)
+{
+    tg__keeper_wake(cluster_of(store)->keeper);
+    return tg__counts_line(name);
+}
+
+static void
+cluster_latency_add(tg_store *store, uint64_t latency_ns)
+{
+    tg__counts_latency_add(tg__keeper_counts(cluster_of(store)->keeper), latency_ns);
+}
+
+static tg_status
+cluster_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
+                tg_error *error)
+{
+    return tg__keeper_metrics(cluster_of(store)->keeper, policies, room, count, latency, error);
+}
+
+static tg_status
+cluster_override_set(tg_store *store, const tg_override *override, tg_error *error)
+{
+    return tg__keeper_override_set(cluster_of(store)->keeper, override, error);
+}
+
+static tg_status
+cluster_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                      tg_override *overrides, size_t room, size_t *count, tg_error *error)
+{
+    return tg__keeper_override_list(cluster_of(store)->keeper, space, policy, identity, overrides, room, count, error);
+}
+
 static void
 cluster_close(tg_store *base)
 {
     if (!base)
         return;
     tg_cluster *cluster = cluster_of(base);
+    tg__keeper_close(cluster->keeper);
     for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i])
             node_free(cluster->nodes[i]);
@@ -919,6 +1002,12 @@ static const tg_store_ops cluster_ops = {
     .utc_offset_us = cluster_utc_offset_us,
     .stats = cluster_stats,
     .close = cluster_close,
+    .metric_name = cluster_metric_name,
+    .metric_line = cluster_metric_line,
+    .latency_add = cluster_latency_add,
+    .metrics = cluster_metrics,
+    .override_set = cluster_override_set,
+    .override_list = cluster_override_list,
 };
 
 /* ---- opening, and forks ---- */
@@ -1022,6 +1111,11 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
         cluster->names = tg__redis_names_open();
         if (!cluster->names)
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
+    }
+    if (status == TG_OK) {
+        cluster->keeper = tg__keeper_open(&cluster->base, &ways, cluster->manual);
+        if (!cluster->keeper)
+            status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }
     if (status == TG_OK)
         status = look_at_cluster(cluster, error);

@@ -51,7 +51,7 @@ EMBED(census);
 
 struct tg_keeper {
     tg_store *store;
-    tg_keeper_server *server;
+    const tg_keeper_ways *ways;
     bool manual; /* time is a test's: nothing is done by itself */
     tg_counts *counts;
     tg_orders *orders;
@@ -72,6 +72,7 @@ struct tg_keeper {
     pthread_cond_t woken;
     bool stop; /* under `sleep` */
     pthread_t thread;
+    tg_keeper *next; /* all of this process, for its forked children */
 };
 
 /* ---- one exchange ---- */
@@ -140,7 +141,11 @@ hear(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, const tg_redi
 {
     char explained[320];
     if (reply->type == REDIS_REPLY_ERROR) {
-        const tg_trouble meant = tg__redis_trouble(reply->str, explained, sizeof explained);
+        const tg_trouble meant = keeper->ways->moved && tg__cluster_redirects(reply->str)
+                                     ? TG__TROUBLE_MOVED
+                                     : tg__redis_trouble(reply->str, explained, sizeof explained);
+        if (meant == TG__TROUBLE_MOVED)
+            snprintf(explained, sizeof explained, "%s", reply->str);
         tg__error(error, TG_E_STORE, "%s: %s", server->address.shown, explained);
         return meant;
     }
@@ -158,7 +163,7 @@ hear(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, const tg_redi
     if (said->len == 0)
         tg__counts_carried(keeper->counts);
     if (!keeper->manual)
-        atomic_store_explicit(&server->ahead_us, (int64_t)now_us - (int64_t)tg__monotonic_us(), memory_order_relaxed);
+        keeper->ways->heard(keeper->store, (int64_t)now_us - (int64_t)tg__monotonic_us());
     const tg_text orders = { reply->element[1]->str, reply->element[1]->len };
     for (unsigned again = 0; !tg__orders_see(keeper->orders, orders, keyring) && again < 1000; again++)
         sched_yield(); /* a reader copies a few hundred bytes */
@@ -180,16 +185,22 @@ find_spare(tg_redis_store *server)
     return tg__pool_spare(server, false);
 }
 
-/* Under `talk`. */
-static tg_trouble
-exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
+static tg_redis_store *
+hold_server(tg_keeper *keeper)
 {
-    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
-    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
-    if (!server) {
-        tg__error(error, TG_E_STORE, "redis: no server is known yet that keeps what operators see and set");
-        return TG__TROUBLE_LINK;
-    }
+    return keeper->ways->hold(keeper->store, tg_text_of(HASHED));
+}
+
+static void
+release_server(tg_keeper *keeper, tg_redis_store *server)
+{
+    if (server && keeper->ways->release)
+        keeper->ways->release(keeper->store, server);
+}
+
+static tg_trouble
+exchange_with(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, uint64_t deadline_us, tg_error *error)
+{
     if (!keeper->text && !(keeper->text = malloc(TEXT_BYTES))) {
         tg__error(error, TG_E_NOMEM, "redis: %d bytes", TEXT_BYTES);
         return TG__TROUBLE_REFUSED;
@@ -211,21 +222,49 @@ exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
         tg__pool_give(server, wire, true);
         return TG__TROUBLE_REFUSED;
     }
-    compose(keeper, errand, &wire->keyring, text_length, &resp);
+    tg_redis_keyring keyring = wire->keyring;
+    if (keeper->ways->keyring && !keeper->ways->keyring(keeper->store, &keyring)) {
+        tg__error(error, TG_E_STORE, "%s: the secret is not known yet", server->address.shown);
+        free(resp.data);
+        tg__pool_give(server, wire, true);
+        return TG__TROUBLE_PAUSED;
+    }
+    compose(keeper, errand, &keyring, text_length, &resp);
     bool unsent = true;
     redisReply *reply = NULL;
     trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)
         trouble = tg__wire_reply(wire, deadline_us, &reply, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = hear(keeper, server, errand, &wire->keyring, reply, error);
+        trouble = hear(keeper, server, errand, &keyring, reply, error);
     else if (!unsent)
         tg__counts_carried(keeper->counts); /* nobody knows: rather too few than the same ones twice */
     if (reply)
         freeReplyObject(reply);
     free(resp.data);
-    tg__pool_give(server, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED);
+    explicit_bzero(&keyring, sizeof keyring);
+    tg__pool_give(server, wire,
+                  trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED || trouble == TG__TROUBLE_MOVED);
     return trouble;
+}
+
+/* Under `talk`. */
+static tg_trouble
+exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
+{
+    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
+    for (bool again = false;; again = true) {
+        tg_redis_store *server = hold_server(keeper);
+        if (!server) {
+            tg__error(error, TG_E_STORE, "redis: no server is known yet that keeps what operators see and set");
+            return TG__TROUBLE_LINK;
+        }
+        const tg_trouble trouble = exchange_with(keeper, server, errand, deadline_us, error);
+        release_server(keeper, server);
+        if (trouble != TG__TROUBLE_MOVED || again || !keeper->ways->moved)
+            return trouble;
+        keeper->ways->moved(keeper->store, deadline_us);
+    }
 }
 
 /* ---- how many keys there are ---- */
@@ -255,7 +294,9 @@ static tg_trouble
 take_census(tg_keeper *keeper, uint64_t patience_us, tg_error *error)
 {
     const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
-    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
+    if (keeper->ways->moved)
+        return TG__TROUBLE_NONE; /* one node's keys are not the cluster's */
+    tg_redis_store *server = hold_server(keeper);
     tg_redis_wire *wire = NULL;
     char bytes[2048];
     tg_resp resp = { .data = bytes, .size = sizeof bytes };
@@ -341,8 +382,10 @@ static void
 tick(tg_keeper *keeper)
 {
     tg_error error = { .message = "" };
-    tg_redis_store *server = keeper->server(keeper->store, tg_text_of(HASHED));
-    if (!server || atomic_load_explicit(&server->asks_again_us, memory_order_relaxed) != 0)
+    tg_redis_store *server = hold_server(keeper);
+    const bool answers = server && atomic_load_explicit(&server->asks_again_us, memory_order_relaxed) == 0;
+    release_server(keeper, server);
+    if (!answers)
         return; /* known not to answer: those who decide find out when it does again */
     pthread_mutex_lock(&keeper->talk);
     tg_errand errand = { .wants_counts = tg__monotonic_us() < keeper->wanted_until_us };
@@ -426,26 +469,64 @@ tg__keeper_wake(tg_keeper *keeper)
         begin_thread(keeper);
 }
 
-void
-tg__keeper_after_fork(tg_keeper *keeper)
+/* ---- forks ---- */
+
+static _Atomic(tg_keeper *) all;
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void
+begin_child(void)
 {
-    locks_init(keeper);
-    keeper->stop = false;
-    atomic_store(&keeper->generation, 0);
-    tg__counts_after_fork(keeper->counts);
-    tg__orders_after_fork(keeper->orders);
+    pthread_mutex_init(&all_lock, NULL);
+    for (tg_keeper *keeper = atomic_load(&all); keeper; keeper = keeper->next) {
+        locks_init(keeper);
+        keeper->stop = false;
+        atomic_store(&keeper->generation, 0);
+        tg__counts_after_fork(keeper->counts);
+        tg__orders_after_fork(keeper->orders);
+    }
+}
+
+static void
+register_child(void)
+{
+    pthread_atfork(NULL, NULL, begin_child);
+}
+
+/* The list changes by single pointers, so that a child forked meanwhile finds one. */
+static void
+enlist(tg_keeper *keeper)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_child);
+    pthread_mutex_lock(&all_lock);
+    keeper->next = atomic_load(&all);
+    atomic_store(&all, keeper);
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void
+strike_off(tg_keeper *keeper)
+{
+    pthread_mutex_lock(&all_lock);
+    if (atomic_load(&all) == keeper)
+        atomic_store(&all, keeper->next);
+    for (tg_keeper *before = atomic_load(&all); before; before = before->next)
+        if (before->next == keeper)
+            before->next = keeper->next;
+    pthread_mutex_unlock(&all_lock);
 }
 
 /* ---- its life ---- */
 
 tg_keeper *
-tg__keeper_open(tg_store *store, tg_keeper_server *server, bool manual)
+tg__keeper_open(tg_store *store, const tg_keeper_ways *ways, bool manual)
 {
     tg_keeper *keeper = calloc(1, sizeof *keeper);
     if (!keeper)
         return NULL;
     keeper->store = store;
-    keeper->server = server;
+    keeper->ways = ways;
     keeper->manual = manual;
     keeper->counts = tg__counts_open();
     keeper->orders = tg__orders_open();
@@ -455,6 +536,7 @@ tg__keeper_open(tg_store *store, tg_keeper_server *server, bool manual)
         return NULL;
     }
     atomic_store(&store->overrides, tg__orders_standing(keeper->orders));
+    enlist(keeper);
     return keeper;
 }
 
@@ -464,6 +546,7 @@ tg__keeper_close(tg_keeper *keeper)
     if (!keeper)
         return;
     const bool runs = atomic_load(&keeper->generation) == tg__fork_generation() + 1;
+    strike_off(keeper);
     if (runs) {
         pthread_mutex_lock(&keeper->sleep);
         keeper->stop = true;

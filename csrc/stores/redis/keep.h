@@ -73,13 +73,19 @@ bool tg__growth_look(tg_growth *growth, uint64_t keys);
 
 typedef struct tg_keeper tg_keeper;
 
-/* server  the one that has the slot of this text, as far as is known */
-typedef tg_redis_store *tg_keeper_server(tg_store *store, tg_text hashed);
+/* How a keeper finds whom it asks: one server, or the node of a cluster that has a slot. */
+typedef struct tg_keeper_ways {
+    tg_redis_store *(*hold)(tg_store *store, tg_text hashed); /* NULL: none is known */
+    void (*release)(tg_store *store, tg_redis_store *server); /* may be NULL */
+    void (*heard)(tg_store *store, int64_t ahead_us);         /* the server's clock minus ours (monotonic) */
+    /* Both NULL but for a cluster. */
+    bool (*keyring)(tg_store *store, tg_redis_keyring *keyring); /* false: not known yet */
+    void (*moved)(tg_store *store, uint64_t deadline_us); /* the slot is another's now: look again */
+} tg_keeper_ways;
 
-tg_keeper *tg__keeper_open(tg_store *store, tg_keeper_server *server, bool manual);
+tg_keeper *tg__keeper_open(tg_store *store, const tg_keeper_ways *ways, bool manual);
 /* Carries what is left, within a short while; its thread is gone then. Accepts NULL. */
 void tg__keeper_close(tg_keeper *keeper);
-void tg__keeper_after_fork(tg_keeper *keeper);
 tg_counts *tg__keeper_counts(tg_keeper *keeper);
 /* Sees to it that there is a thread in this process. One load where there is. */
 void tg__keeper_wake(tg_keeper *keeper);

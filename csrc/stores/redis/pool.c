@@ -5,7 +5,7 @@
  * the parent writes. So the child closes its copies of the descriptors (the parent's stay open) and begins with none.
  * It can be forked at any instant, so whatever may be half done then must be safe to find: `fd` is taken out of its
  * slot before it is closed, and the list of stores changes by single pointers. */
-#include "stores/redis/keep.h"
+#include "stores/redis/redis.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -50,8 +50,6 @@ begin_child(void)
         }
         store->idle_count = 0;
         atomic_store(&store->probing, false);
-        if (store->keeper)
-            tg__keeper_after_fork(store->keeper);
         if (store->cluster)
             tg__cluster_begin_child(store->cluster);
     }

@@ -330,6 +330,14 @@ this_server(tg_store *store, tg_text hashed)
     return redis_of(store);
 }
 
+static void
+heard_from(tg_store *store, int64_t ahead_us)
+{
+    atomic_store_explicit(&redis_of(store)->ahead_us, ahead_us, memory_order_relaxed);
+}
+
+static const tg_keeper_ways ways = { .hold = this_server, .heard = heard_from };
+
 static const tg_metric_name *
 redis_metric_name(tg_store *store, const char *space, const char *name)
 {
@@ -533,7 +541,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
     }
     if (status == TG_OK) {
-        store->keeper = tg__keeper_open(&store->base, this_server, store->manual);
+        store->keeper = tg__keeper_open(&store->base, &ways, store->manual);
         if (!store->keeper)
             status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }

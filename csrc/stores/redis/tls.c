@@ -36,6 +36,21 @@ tg__tls_available(void)
 
 /* ---- the socket, as OpenSSL sees it ---- */
 
+#define READ_AT_ONCE (32u * 1024)
+
+/* What one call to OpenSSL may still take. It reads on by itself over what says nothing (greetings to begin anew, empty
+ * records, warnings), so a server, or whoever stands in between, that sends that without end would keep the call for ever,
+ * past every deadline. */
+static _Thread_local size_t may_read;
+
+static void
+begin_call(void)
+{
+    ERR_clear_error();
+    errno = 0;
+    may_read = READ_AT_ONCE;
+}
+
 static int
 bio_write(BIO *bio, const char *data, int length)
 {
@@ -49,8 +64,16 @@ bio_write(BIO *bio, const char *data, int length)
 static int
 bio_read(BIO *bio, char *data, int length)
 {
-    const ssize_t got = recv((int)(intptr_t)BIO_get_data(bio), data, (size_t)length, MSG_DONTWAIT);
     BIO_clear_retry_flags(bio);
+    if (may_read == 0) {
+        errno = EAGAIN;
+        BIO_set_retry_read(bio);
+        return -1;
+    }
+    const size_t room = (size_t)length < may_read ? (size_t)length : may_read;
+    const ssize_t got = recv((int)(intptr_t)BIO_get_data(bio), data, room, MSG_DONTWAIT);
+    if (got > 0)
+        may_read -= (size_t)got;
     if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         BIO_set_retry_read(bio);
     if (got == 0)
@@ -256,8 +279,7 @@ explain(tg_redis_wire *wire, int result, const char *what, short *wants, tg_erro
 tg_trouble
 tg__tls_handshake(tg_redis_wire *wire, short *wants, tg_error *error)
 {
-    ERR_clear_error();
-    errno = 0;
+    begin_call();
     const int result = SSL_do_handshake(wire->tls);
     *wants = 0;
     return result == 1 ? TG__TROUBLE_NONE : explain(wire, result, "greeting", wants, error);
@@ -266,8 +288,7 @@ tg__tls_handshake(tg_redis_wire *wire, short *wants, tg_error *error)
 tg_trouble
 tg__tls_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants, tg_error *error)
 {
-    ERR_clear_error();
-    errno = 0;
+    begin_call();
     *sent = 0;
     *wants = 0;
     const int result = SSL_write_ex(wire->tls, data, length, sent);
@@ -290,8 +311,7 @@ tg__tls_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent
 tg_trouble
 tg__tls_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *wants, tg_error *error)
 {
-    ERR_clear_error();
-    errno = 0;
+    begin_call();
     *got = 0;
     *wants = 0;
     const int result = SSL_read_ex(wire->tls, data, size, got);
@@ -303,7 +323,7 @@ bool
 tg__tls_quiet(tg_redis_wire *wire)
 {
     char byte;
-    ERR_clear_error();
+    begin_call();
     const int result = SSL_peek(wire->tls, &byte, 1);
     const bool quiet = result <= 0 && SSL_get_error(wire->tls, result) == SSL_ERROR_WANT_READ;
     ERR_clear_error();
