@@ -788,7 +788,7 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
     if (op == TG_OP_HIT && !denied && parts->count > 1)
         return charge(cluster, parts, keyring, targets, results, manual_now_us, deadline_us, error);
     tg_trouble trouble = TG__TROUBLE_NONE;
-    bool refused;
+    bool refused = false; /* nobody asks: each slot stands for itself */
     for (size_t i = 0; i < parts->count; i++) {
         tg_part_call *part = parts->parts[i];
         if (op == TG_OP_HIT || op == TG_OP_PEEK) {

@@ -674,10 +674,44 @@ a_damaged_log_gives_an_answer_in_bounds(void **unused)
     }
 }
 
+/* The hardest numbers: 10^10 a millisecond, whose line is 56 s long, and states that are full to the brim. */
+static void
+debts_end_at_a_stated_number_of_units_and_no_sum_wraps(void **unused)
+{
+    (void)unused;
+    const tg_terms forced = { .forced = true }, waits = { .patience_us = TG_WAIT_US_MAX };
+    static const tg_algorithm algorithms[] = { TG_FIXED_WINDOW, TG_SLIDING_COUNTER, TG_TOKEN_BUCKET, TG_LEAKY_BUCKET };
+    static const uint64_t periods[] = { TG_PERIOD_US_MIN, TG_PERIOD_US_MAX };
+    for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++)
+        for (size_t p = 0; p < 2; p++) {
+            tg_rule rule;
+            tg_state state = { .bucket = { 0, 0, 0 } };
+            tg_verdict verdict;
+            assert_int_equal(tg_rule_make(TG_LIMIT_MAX, periods[p], 0, algorithms[a], &rule, NULL), TG_OK);
+            for (int i = 0; i < 60000; i++) { /* 6 * 10^14 units: more than any state holds */
+                tg__decide_on_terms(&rule, &state, 5, TG_LIMIT_MAX, forced, &state, &verdict);
+                assert_true(verdict.allowed && verdict.reset_after_us <= TG_WAIT_US_MAX);
+            }
+            const tg_u128 level = (tg_u128)state.bucket.level_high << 64 | state.bucket.level_low;
+            if (algorithms[a] == TG_FIXED_WINDOW)
+                assert_true(state.fixed.count == TG_HELD_MAX);
+            else if (algorithms[a] == TG_SLIDING_COUNTER)
+                assert_true(state.counter.current == TG_HELD_MAX);
+            else
+                assert_true(level == (tg_u128)TG_HELD_MAX * periods[p]);
+            tg__decide_on_terms(&rule, &state, 5, 1, waits, &state, &verdict);
+            assert_false(verdict.allowed); /* one more would be beyond it */
+            assert_true(verdict.retry_after_us > 0 && verdict.retry_after_us <= TG_WAIT_US_MAX);
+            assert_true(tg__decide(&rule, &state, 5, 1, &state).remaining == 0);
+            tg__pressure(&rule, &state, 5);
+        }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(debts_end_at_a_stated_number_of_units_and_no_sum_wraps),
         cmocka_unit_test(a_reported_wait_passes_then_and_not_a_microsecond_earlier),
         cmocka_unit_test(so_many_pass_as_remaining_says_and_not_one_more),
         cmocka_unit_test(a_reset_is_the_first_instant_at_which_the_state_equals_a_fresh_one),
