@@ -1,6 +1,7 @@
 /* tidegate set, pause, list and reset: acting on a site while it runs. */
 #include "cli.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,48 @@ cli_open_policy(const char *config, const char *store, const char *policy, tg_ga
         *gate = NULL;
     }
     return limiter;
+}
+
+bool
+cli_open_site(const char *config, const char *uri, cli_site *site)
+{
+    const char *named = config ? config : getenv("TIDEGATE_CONFIG"), *store = getenv("TIDEGATE_STORE");
+    const bool by_file = named && named[0] && (config || !((uri && uri[0]) || (store && store[0])));
+    tg_error error;
+    *site = (cli_site){ 0 };
+    if (!by_file) {
+        if (tg_store_open(tg_text_of(uri), &(tg_store_options){ .existing = true }, &site->store, &error) == TG_OK)
+            return true;
+        if (error.system_error == ENOENT)
+            cli_fail("%s; start the site, or name its store with --store or its rules file with --config", error.message);
+        else
+            cli_fail("%s", error.message);
+        return false;
+    }
+    const tg_gate_options options = {
+        .path = tg_text_of(named), .store = tg_text_of(uri), .look = true, .unwatched = true
+    };
+    if (tg_gate_open(&options, &site->gate, &error) != TG_OK) {
+        cli_fail("%s", error.message);
+        return false;
+    }
+    site->store = tg_gate_store(site->gate);
+    if (!tg_gate_stands_in(site->gate))
+        return true;
+    cli_close_site(site);
+    cli_fail("the store of %.200s has no table yet for user %lu, nothing has been counted there; start the site, run this as "
+             "its user, or name its store with --store", named, (unsigned long)geteuid());
+    return false;
+}
+
+void
+cli_close_site(cli_site *site)
+{
+    if (site->gate)
+        tg_gate_close(site->gate);
+    else
+        tg_store_close(site->store);
+    *site = (cli_site){ 0 };
 }
 
 /* "90s", "10m", "2h", "1d". false: anything else, and what is over a year. */
@@ -120,6 +163,8 @@ cli_set(int count, char **arguments)
         return cli_misused("set", end ? "expected a policy" : "expected a policy and its rules");
     if (!end && (!time || !read_duration(time, &duration_us)))
         return cli_misused("set", "--for %.40s: expected a time such as 90s, 10m, 2h or 1d", time ? time : "is missing");
+    if (end && count > 2 && !strchr(arguments[2], '='))
+        return cli_misused("set", "%.80s: --end takes no rules, only KIND=VALUE of whom it ends for", arguments[2]);
     int given = cli_parts("set", count - before, arguments + before, parts, dimensions);
     if (given < 0)
         return CLI_USAGE;
@@ -185,12 +230,13 @@ cli_pause(int count, char **arguments)
 /* ---- list ---- */
 
 static const char list_usage[] =
-    "usage: tidegate list [--store URI] [--json]\n"
+    "usage: tidegate list [--config FILE] [--store URI] [--json]\n"
     "\n"
     "Which overrides and pauses stand, and for how long.\n"
     "\n"
-    "  --store URI   else TIDEGATE_STORE, shared://default\n"
-    "  --json        one JSON list\n";
+    "  --config FILE   the rules file that names the store (else TIDEGATE_CONFIG)\n"
+    "  --store URI     else TIDEGATE_STORE, the file's store, shared://default\n"
+    "  --json          one JSON list\n";
 
 static void
 clean(char *text)
@@ -204,22 +250,27 @@ int
 cli_list(int count, char **arguments)
 {
     static tg_override overrides[OVERRIDES_MAX];
-    const char *uri = NULL;
+    const char *uri = NULL, *config = NULL;
     bool as_json = false;
-    const cli_option options[] = { { .name = "--store", .value = &uri }, { .name = "--json", .flag = &as_json }, { 0 } };
+    const cli_option options[] = {
+        { .name = "--config", .value = &config },
+        { .name = "--store", .value = &uri },
+        { .name = "--json", .flag = &as_json },
+        { 0 },
+    };
     count = cli_options(count, arguments, options, list_usage);
     if (count < 0)
         return CLI_USAGE;
     if (count > 1)
         return cli_misused("list", "%.80s: no such argument", arguments[1]);
-    tg_store *store;
+    cli_site site;
     tg_error error;
     size_t found = 0;
-    if (tg_store_open(tg_text_of(uri), &(tg_store_options){ .existing = true }, &store, &error) != TG_OK)
-        return cli_fail("%s; name the site's store with --store", error.message);
-    const tg_status status = tg_store_list_overrides(store, overrides, OVERRIDES_MAX, &found, &error);
-    const uint64_t now_us = tg_store_now_us(store);
-    tg_store_close(store);
+    if (!cli_open_site(config, uri, &site))
+        return CLI_FAILED;
+    const tg_status status = tg_store_list_overrides(site.store, overrides, OVERRIDES_MAX, &found, &error);
+    const uint64_t now_us = tg_store_now_us(site.store);
+    cli_close_site(&site);
     if (status != TG_OK)
         return cli_fail("%s", error.message);
     found = found < OVERRIDES_MAX ? found : OVERRIDES_MAX;

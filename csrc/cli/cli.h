@@ -47,6 +47,17 @@ int cli_parts(const char *command, int count, char **arguments, tg_part parts[CL
 /* A gate to act on a running site's table, and the limiter of one of its policies; NULL: told. Both are the caller's. */
 tg_limiter *cli_open_policy(const char *config, const char *store, const char *policy, tg_gate **gate);
 
+/* The store of a running site, to look at. As everywhere `uri` comes first, then TIDEGATE_STORE, then the store of the rules
+ * file; `config` or TIDEGATE_CONFIG names that, and it is read only where it is needed. */
+typedef struct cli_site {
+    tg_store *store;
+    tg_gate *gate; /* whose store it is; NULL: opened by its address */
+} cli_site;
+
+/* Only what is there: who looks must not become a table's owner. false: told. */
+bool cli_open_site(const char *config, const char *uri, cli_site *site);
+void cli_close_site(cli_site *site);
+
 /* ---- telling */
 
 /* "tidegate: ..." on stderr. Returns CLI_FAILED. */

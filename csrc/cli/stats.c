@@ -1,7 +1,6 @@
 /* tidegate stats and top: the counts of a running site. */
 #include "cli.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,46 +11,41 @@
 
 enum { POLICIES_MAX = 1024 };
 
-/* Only what is there: who looks must not become a table's owner. */
-static tg_store *
-open_store(const char *uri)
+static bool
+open_counts(const char *config, const char *uri, cli_site *site)
 {
-    const tg_store_options options = { .existing = true };
-    tg_store *store;
+    tg_store_stats stats;
     tg_error error;
-    if (tg_store_open(tg_text_of(uri), &options, &store, &error) == TG_OK) {
-        tg_store_stats stats;
-        if (tg_store_remote(store) || (tg_store_read_stats(store, &stats, &error) == TG_OK && stats.table_bytes > 0))
-            return store;
-        tg_store_close(store);
-        cli_fail("this store is nobody else's: stats and top read shared:// and redis:// stores");
-        return NULL;
-    }
-    if (error.system_error == ENOENT)
-        cli_fail("%s; start the site, or name its store with --store", error.message);
-    else
-        cli_fail("%s", error.message);
-    return NULL;
+    if (!cli_open_site(config, uri, site))
+        return false;
+    if (tg_store_remote(site->store) ||
+        (tg_store_read_stats(site->store, &stats, &error) == TG_OK && stats.table_bytes > 0))
+        return true;
+    cli_close_site(site);
+    cli_fail("this store is nobody else's: stats and top read shared:// and redis:// stores");
+    return false;
 }
 
 /* ---- stats ---- */
 
 static const char stats_usage[] =
-    "usage: tidegate stats [--store URI] [--json | --prometheus]\n"
+    "usage: tidegate stats [--config FILE] [--store URI] [--json | --prometheus]\n"
     "\n"
     "Decisions by policy and outcome of all processes since the table was made (on Redis: of all machines), how long decisions\n"
     "took, and how full the table is.\n"
     "\n"
-    "  --store URI    else TIDEGATE_STORE, shared://default\n"
+    "  --config FILE  the rules file that names the store (else TIDEGATE_CONFIG)\n"
+    "  --store URI    else TIDEGATE_STORE, the file's store, shared://default\n"
     "  --json         one JSON object\n"
     "  --prometheus   Prometheus' text format, for a node exporter's textfile folder\n";
 
 int
 cli_stats(int count, char **arguments)
 {
-    const char *uri = NULL;
+    const char *uri = NULL, *config = NULL;
     bool as_json = false, prometheus = false;
     const cli_option options[] = {
+        { .name = "--config", .value = &config },
         { .name = "--store", .value = &uri },
         { .name = "--json", .flag = &as_json },
         { .name = "--prometheus", .flag = &prometheus },
@@ -64,24 +58,25 @@ cli_stats(int count, char **arguments)
         return cli_misused("stats", "%.80s: no such argument", arguments[1]);
     if (as_json && prometheus)
         return cli_misused("stats", "--json or --prometheus, not both");
-    tg_store *store = open_store(uri);
-    if (!store)
+    cli_site site;
+    if (!open_counts(config, uri, &site))
         return CLI_FAILED;
     tg_error error;
     const tg_metrics_format format = as_json ? TG_METRICS_JSON : prometheus ? TG_METRICS_PROMETHEUS : TG_METRICS_TEXT;
-    const tg_status status = tg_store_write_metrics(store, format, cli_put, stdout, &error);
-    tg_store_close(store);
+    const tg_status status = tg_store_write_metrics(site.store, format, cli_put, stdout, &error);
+    cli_close_site(&site);
     return status == TG_OK ? CLI_FINE : cli_fail("%s", error.message);
 }
 
 /* ---- top ---- */
 
 static const char top_usage[] =
-    "usage: tidegate top [--store URI] [--every SECONDS] [--times N]\n"
+    "usage: tidegate top [--config FILE] [--store URI] [--every SECONDS] [--times N]\n"
     "\n"
     "Decisions a second by policy, the busiest first, again and again. Ends with Ctrl-C, or after N looks.\n"
     "\n"
-    "  --store URI       else TIDEGATE_STORE, shared://default\n"
+    "  --config FILE     the rules file that names the store (else TIDEGATE_CONFIG)\n"
+    "  --store URI       else TIDEGATE_STORE, the file's store, shared://default\n"
     "  --every SECONDS   between two looks (1)\n"
     "  --times N         how many looks (no end)\n";
 
@@ -158,8 +153,9 @@ int
 cli_top(int count, char **arguments)
 {
     static tg_policy_metrics looks[2][POLICIES_MAX];
-    const char *uri = NULL, *every_text = "1", *times_text = "0";
+    const char *uri = NULL, *config = NULL, *every_text = "1", *times_text = "0";
     const cli_option options[] = {
+        { .name = "--config", .value = &config },
         { .name = "--store", .value = &uri },
         { .name = "--every", .value = &every_text },
         { .name = "--times", .value = &times_text },
@@ -177,21 +173,21 @@ cli_top(int count, char **arguments)
         return cli_misused("top", "--every %.40s: expected seconds between 0.05 and 3600", every_text);
     if (*times_end || *times_text < '0' || *times_text > '9')
         return cli_misused("top", "--times %.40s: expected a number", times_text);
-    tg_store *store = open_store(uri);
-    if (!store)
+    cli_site site;
+    if (!open_counts(config, uri, &site))
         return CLI_FAILED;
     signal(SIGINT, leave);
     signal(SIGTERM, leave);
     tg_error error;
     size_t counts[2] = { 0, 0 };
-    tg_status status = tg_store_read_metrics(store, looks[0], POLICIES_MAX, &counts[0], NULL, &error);
+    tg_status status = tg_store_read_metrics(site.store, looks[0], POLICIES_MAX, &counts[0], NULL, &error);
     double looked = clock_seconds();
     for (unsigned long i = 1; status == TG_OK && !leaving; i++) {
         poll(NULL, 0, (int)(every * 1000));
         if (leaving)
             break;
         const size_t now = i % 2;
-        status = tg_store_read_metrics(store, looks[now], POLICIES_MAX, &counts[now], NULL, &error);
+        status = tg_store_read_metrics(site.store, looks[now], POLICIES_MAX, &counts[now], NULL, &error);
         const double at = clock_seconds();
         if (isatty(STDOUT_FILENO))
             fputs("\033[H\033[J", stdout);
@@ -202,6 +198,6 @@ cli_top(int count, char **arguments)
         if (i == times || ferror(stdout))
             break;
     }
-    tg_store_close(store);
+    cli_close_site(&site);
     return status == TG_OK ? CLI_FINE : cli_fail("%s", error.message);
 }

@@ -321,7 +321,8 @@ write_text(const report *r)
         say(r, "nothing has been counted yet\n");
     write_latency(r);
     if (knows_keys(r))
-        say(r, "%s%" PRIu64 " keys, %" PRIu64 " KiB\n", r->table ? "" : "about ", r->stats.keys, r->stats.keys_bytes / 1024);
+        say(r, "%s%" PRIu64 " key%s, %" PRIu64 " KiB\n", r->table ? "" : "about ", r->stats.keys,
+            r->stats.keys == 1 ? "" : "s", (r->stats.keys_bytes + 1023) / 1024); /* one key is not nothing */
     if (!r->table)
         return;
     say(r, "table %" PRIu64 " KiB, %" PRIu64 " of %" PRIu64 " entries in use, %" PRIu64 " of %" PRIu64 " log blocks\n",

@@ -683,6 +683,7 @@ def test_stats_are_told_to_people_and_to_prometheus(run: Run, tmp_path: Path) ->
     text = run("stats", "--store", store).stdout
     assert re.search(r"^shop/search +100 +100 +0", text, re.MULTILINE)
     assert re.search(r"^decided within .* of \d+ measured$", text, re.MULTILINE)
+    assert re.search(r"^1 key, [1-9]\d* KiB$", text, re.MULTILINE)
     told = run("stats", "--store", store, "--prometheus").stdout
     assert 'tidegate_decisions_total{namespace="shop",policy="search",outcome="denied"} 100\n' in told
     types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", told, re.MULTILINE))
@@ -725,6 +726,36 @@ def test_looking_at_a_store_that_is_not_there_fails_in_one_line_and_makes_none(r
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "no table yet" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["stats"], ["top", "--times", "1", "--every", "0.05"], ["list"]])
+def test_the_store_that_is_looked_at_is_the_one_of_the_rules_file(run: Run, tmp_path: Path, command: list[str]) -> None:
+    def file_of(name: str) -> str:
+        (tmp_path / f"{name}.yaml").write_text(
+            f"store: shared://{tmp_path}/{name}\npolicies:\n  - {{name: {name}, rules: 5/hour}}\n"
+        )
+        return str(tmp_path / f"{name}.yaml")
+
+    for name in ("north", "south"):
+        limiter = Limiter(policy=name, config=file_of(name))
+        limiter.hit(dims={"ip": "192.0.2.1"})
+        limiter.override("9/hour", seconds=60)
+    found = {name: run(*command, "--config", file_of(name)).stdout for name in ("north", "south")}
+    assert ("north" in found["north"], "south" in found["north"]) == (True, False)
+    assert ("north" in found["south"], "south" in found["south"]) == (False, True)
+    assert "south" in run(*command, TIDEGATE_CONFIG=file_of("south")).stdout
+    # What names a store goes before the file, which is not even read then.
+    (tmp_path / "south.yaml").write_text("policies: wrong\n")
+    assert run(*command, TIDEGATE_CONFIG=str(tmp_path / "south.yaml")).returncode == 1
+    for told in (
+        run(*command, "--store", f"shared://{tmp_path}/north", TIDEGATE_CONFIG=str(tmp_path / "south.yaml")),
+        run(*command, TIDEGATE_CONFIG=str(tmp_path / "south.yaml"), TIDEGATE_STORE=f"shared://{tmp_path}/north"),
+    ):
+        assert (told.returncode, "north" in told.stdout) == (0, True)
+    done = run(*command, "--config", file_of("nowhere"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "nowhere.yaml has no table yet" in done.stderr
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_names_from_a_damaged_table_reach_no_terminal(run: Run, tmp_path: Path) -> None:

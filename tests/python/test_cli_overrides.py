@@ -145,7 +145,8 @@ def test_a_dimension_without_a_value_is_left_alone(site: Site) -> None:
 def test_what_is_wrong_is_said_in_one_line(site: Site) -> None:
     for wrong in (["set"], ["set", "login", "5/minute"], ["set", "login", "5/minute", "--for", "soon"], ["list", "x"],
                   ["set", "login", "5/minute", "--for", "0s"], ["set", "login", "5/minute", "user", "--for", "1m"],
-                  ["pause", "login"], ["pause", "--for", "1m"], ["set", "login", "5/minute", "--for", "900d"]):
+                  ["set", "login", "5/minute", "--end"], ["pause", "login"], ["pause", "--for", "1m"],
+                  ["set", "login", "5/minute", "--for", "900d"]):
         done = site.run(*wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), wrong
     for wrong in (["set", "login", "5/minuet", "--for", "1m"], ["set", "nobody", "5/minute", "--for", "1m"],
