@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Mapping
 from types import TracebackType
@@ -129,8 +130,11 @@ class Reservation:
         try:
             self._hold = await asyncio.shield(taking)
         except asyncio.CancelledError:
-            hold = await taking  # by its deadline
-            await _elsewhere(functools.partial(hold.settle, 0))
+            while not taking.done():  # until its deadline, however often that is cancelled too, as anyio does each turn
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([taking])
+            if taking.exception() is None:
+                await _elsewhere(functools.partial(taking.result().settle, 0))
             raise
         return self
 

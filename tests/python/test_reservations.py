@@ -281,6 +281,24 @@ def test_reserving_on_redis(redis: Server, scheme: str) -> None:
     asyncio.run(main())
 
 
+def test_who_is_cancelled_again_and_again_while_it_enters_holds_nothing(redis: Server) -> None:
+    limiter = Limiter("10000/hour", name="again", store=f"{redis.uri}?timeout_ms=2000", algorithm="token_bucket")
+
+    async def main() -> int:
+        await limiter.peek_async("u")
+        redis.signal(signal.SIGSTOP)
+        entering = asyncio.ensure_future(limiter.reserve("u", cost=4000).__aenter__())
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            entering.cancel()
+        redis.signal(signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        return (await limiter.peek_async("u")).remaining
+
+    assert asyncio.run(main()) == 10000
+
+
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_counter", "token_bucket", "leaky_bucket"])
 def test_all_that_was_taken_can_be_given_back_on_a_redis_with_its_own_clock(redis: Server, algorithm: str) -> None:
     limiter = Limiter(f"100/hour {algorithm}", name="all", store=redis.uri)

@@ -369,9 +369,11 @@ keys_half_moved_are_waited_for_within_the_deadline(void **unused)
     freeReplyObject(keys);
     redisFree(link);
     uint64_t took_us;
+    const long long before = errors_of(&three.nodes[0], "TRYAGAIN") + errors_of(&three.nodes[2], "TRYAGAIN");
     assert_true(timed_hit(other, who, &took_us).degraded);
     assert_in_time(took_us, 60000);
-    assert_true(noticed("store-failing", "TRYAGAIN"));
+    assert_true(errors_of(&three.nodes[0], "TRYAGAIN") + errors_of(&three.nodes[2], "TRYAGAIN") > before);
+    assert_true(noticed("store-failing", "")); /* in which words depends on what the deadline fell into */
     move_keys(finisher.slot, 2, 0, 10);
     set_slot(finisher.slot, 2, 0, "NODE", "NODE");
     assert_false(hit(limiter, who).degraded);
