@@ -820,6 +820,8 @@ tg_gate_limiter(tg_gate *gate, tg_text name, tg_limiter **limiter, tg_error *err
     else
         status = tg__config_no_policy(now->config, name, error);
     unpin(gate, pinned);
+    if (status == TG_OK)
+        (*limiter)->gives_back = true;
     return status;
 }
 

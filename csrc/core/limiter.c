@@ -62,6 +62,7 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     limiter->on_full = options->on_full;
     limiter->missing_identity = options->missing_identity;
     limiter->count_denied = options->count_denied;
+    limiter->gives_back = true; /* by whoever holds it; a gate says where nobody does */
 
     tg_status status = TG_OK;
     if (options->count_denied && !store->counts_denied)

@@ -83,7 +83,8 @@ node_at(tg_cluster *cluster, const char *host, uint16_t port, tg_error *error)
         index++;
     tg_node *node = index == TG__NODES_MAX ? NULL : calloc(1, sizeof *node);
     if (!node) {
-        tg__error(error, TG_E_NOMEM, "redis cluster: room for a node; at most %d are known", TG__NODES_MAX);
+        tg__error(error, index == TG__NODES_MAX ? TG_E_CONFIG : TG_E_NOMEM,
+                  "redis cluster: room for a node; at most %d are known", TG__NODES_MAX);
         return TG__NOBODY;
     }
     tg_redis_store *store = &node->store;
