@@ -205,7 +205,12 @@ install: lib programs ## copy library, headers, programs, manual and units under
 	install -m 644 csrc/include/tidegate.h fcgi/fcgx/tidegate_fcgx.h $(INSTALLED)/include/
 	install -m 755 $(PROGRAMS) $(B)/bin/tidegate-cgi $(INSTALLED)/bin/
 	install -m 644 docs/man/*.1 $(INSTALLED)/share/man/man1/
-	install -m 644 docs/*.md $(INSTALLED)/share/doc/tidegate/
+	for page in docs/*.md docs/coming-from/*.md docs/rules.schema.json; do \
+	    install -D -m 644 $$page $(INSTALLED)/share/doc/tidegate/$${page#docs/} || exit 1; done
+	sed -i 's|](\.\./examples/|](examples/|g' $(INSTALLED)/share/doc/tidegate/*.md
+	for file in $$(find examples -type f ! -path '*/__pycache__/*' ! -path 'examples/demo/*'); do \
+	    if [ -x $$file ]; then mode=755; else mode=644; fi; \
+	    install -D -m $$mode $$file $(INSTALLED)/share/doc/tidegate/$$file || exit 1; done
 	for unit in examples/systemd/*.service examples/systemd/*.socket; do \
 	    sed -e 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' $$unit \
 	        > $(INSTALLED)/lib/systemd/system/$${unit##*/}; done

@@ -21,4 +21,14 @@ html_show_copyright = False
 
 myst_heading_anchors = 4
 
+
+def name_folders(_app: object, _page: str, source: list[str]) -> None:
+    """What lies outside of `docs/` is no part of the site: a link to a folder of examples becomes the folder's name."""
+    source[0] = re.sub(r"\[[^]\n]*\]\(\.\./(examples/[\w./-]*)\)", r"`\1`", source[0])
+
+
+def setup(app):  # type: ignore[no-untyped-def]
+    app.connect("source-read", name_folders)
+
+
 api_page.write_page(ROOT / "docs/api.md")

@@ -51,6 +51,11 @@ read_line(cgi_settings *settings, char *line, bool first)
     if (*line == '#' || *line == '\0')
         return;
     char *equals = strchr(line, '=');
+    if (equals && strncmp(line, "TIDEGATE_", 9) == 0 && !is_setting(line, (size_t)(equals - line))) {
+        set_wrong(settings, "the script may set TIDEGATE_CONFIG, _STORE, _PROGRAM, _POLICY, _KEY, _COST, _HOLD, _ON_ERROR, "
+                            "_ENABLED", line);
+        return;
+    }
     if (!equals || !is_setting(line, (size_t)(equals - line))) {
         set_wrong(settings, "the script expects lines such as TIDEGATE_PROGRAM=/path", line);
         return;

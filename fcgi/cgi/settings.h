@@ -16,7 +16,7 @@ typedef struct cgi_settings {
     bool open_on_error;  /* let through when the rules cannot be read */
     bool is_script_filename_ours; /* the server was told to run us in the place of the program */
     bool is_nph;         /* the server does not look at what is answered, so the answer is a whole one */
-    char wrong[200];     /* what cannot be meant; empty: nothing */
+    char wrong[256];     /* what cannot be meant; empty: nothing */
 } cgi_settings;
 
 /* Reads the environment, and, where the kernel started us for a `#!` line, the script, whose settings go into the

@@ -29,18 +29,30 @@ def _gate(option: str) -> Gate:
     raise click.ClickException(f"{option}: no Tidegate object of this application has a rules file (config= or gate=)")
 
 
-def _limiters() -> dict[str, Limiter]:
-    """Every limiter of the application by its name."""
-    found: dict[str, Limiter] = {}
+def _limiters() -> dict[str, list[tuple[bool, Limiter]]]:
+    """Every limiter of the application by its name, each with whether it counts by route: limits without a name are all
+    called `default`, that of the application and those of its views."""
+    limits = []
     for guard in _guards():
-        if guard.limit is not None:
-            found[guard.limit.limiter.name] = guard.limit.limiter
-        for limit in guard.limits.values():
-            found[limit.limiter.name] = limit.limiter
+        limits += [guard.limit] if guard.limit is not None else []
+        limits += guard.limits.values()
     for view in current_app.view_functions.values():
-        for limit in getattr(view, "__tidegate_enforces__", ()):
-            found[limit.limiter.name] = limit.limiter
+        limits += getattr(view, "__tidegate_enforces__", ())
+    found: dict[str, list[tuple[bool, Limiter]]] = {}
+    for limit in limits:
+        found.setdefault(limit.limiter.name, []).append((getattr(limit, "limit", limit).needs_route, limit.limiter))
     return found
+
+
+def _meant(name: str, by_route: bool) -> list[Limiter]:
+    """What is reset under a name: with a route what counts by it, else what does not."""
+    known = _limiters()
+    if name not in known:
+        return [_policy(name, known)]
+    meant = [limiter for routed, limiter in known[name] if routed == by_route]
+    if not meant and not by_route:
+        raise click.ClickException(f"reset: {name!r} counts by route: add method=POST route=/login, or what they are")
+    return meant or [limiter for _, limiter in known[name]]
 
 
 def commands() -> AppGroup:
@@ -79,7 +91,7 @@ def commands() -> AppGroup:
         """What all processes have counted in the application's store."""
         asked: Gate | Limiter | None = next((guard.gate for guard in _guards() if guard.gate is not None), None)
         if asked is None:
-            asked = next(iter(_limiters().values()), None)
+            asked = next((limiter for named in _limiters().values() for _, limiter in named), None)
         if asked is None:
             raise click.ClickException("stats: this application has no limits yet")
         try:
@@ -98,10 +110,9 @@ def commands() -> AppGroup:
             if not equals:
                 raise click.BadParameter(f"{value!r} is no KIND=VALUE, such as ip=203.0.113.9", param_hint="VALUES")
             dims[kind] = text
-        known = _limiters()
         try:
-            limiter = known.get(name) or _policy(name, known)
-            limiter.reset(dims=dims)
+            for limiter in _meant(name, "route" in dims):
+                limiter.reset(dims=dims)
         except (Error, ValueError) as error:
             raise click.ClickException(str(error)) from error
         click.echo(f"{name}: {', '.join(values)} is forgotten")
@@ -109,7 +120,7 @@ def commands() -> AppGroup:
     return group
 
 
-def _policy(name: str, known: dict[str, Limiter]) -> Limiter:
+def _policy(name: str, known: dict[str, list[tuple[bool, Limiter]]]) -> Limiter:
     for guard in _guards():
         if guard._policy is not None:
             limiter: Limiter = guard._policy(policy=name)

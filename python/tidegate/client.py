@@ -236,6 +236,7 @@ class Pace:
         return wait
 
     def wait(self, host: str, who: Part) -> None:
+        """Sleeps until `who` may ask `host`; WaitTimeout where that is too late, and nothing is taken."""
         begun = time.monotonic()
         while wait := self._held(host, begun):
             time.sleep(wait)
@@ -244,6 +245,7 @@ class Pace:
             _waited(self.limiter, self.limiter.wait(who, cost=self.cost, timeout=left), self.timeout)
 
     async def wait_async(self, host: str, who: Part) -> None:
+        """`wait` for asyncio. Who is cancelled gives the place back."""
         begun = time.monotonic()
         while wait := self._held(host, begun):
             await asyncio.sleep(wait)

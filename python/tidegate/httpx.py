@@ -73,6 +73,7 @@ class RateLimitTransport(httpx.BaseTransport):
         self.transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends the request when its turn has come, and again where `retries` says so."""
         host, attempt = host_of(request), 0
         while True:
             try:
@@ -88,6 +89,7 @@ class RateLimitTransport(httpx.BaseTransport):
             attempt += 1
 
     def close(self) -> None:
+        """Closes the transport below."""
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -123,6 +125,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         self.transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends the request when its turn has come, and again where `retries` says so."""
         host, attempt = host_of(request), 0
         while True:
             try:
@@ -138,6 +141,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
             attempt += 1
 
     async def aclose(self) -> None:
+        """Closes the transport below."""
         await self.transport.aclose()
 
     async def __aenter__(self) -> Self:

@@ -256,6 +256,7 @@ def test_a_script_with_a_line_that_is_no_setting_refuses(site: Site, line: str) 
     answer = site.ask("/small", command=site.script(f" {site.show}", line))
     assert answer.status == 503
     assert "set-wrongly: the script" in answer.log
+    assert ("_ON_ERROR, _ENABLED: found" in answer.log) == line.startswith("TIDEGATE_NOTHING")
 
 
 def test_nothing_a_client_sends_names_a_program_a_rule_or_a_key(site: Site) -> None:

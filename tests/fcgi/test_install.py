@@ -43,6 +43,11 @@ def test_everything_is_installed_and_nothing_outside_of_the_prefix(installed: Pa
         "lib/systemd/system/tidegate-fcgi.socket", "lib/tmpfiles.d/tidegate.conf", "share/doc/tidegate/fastcgi.md",
     } <= files
     assert [path.name for path in installed.parents[1].iterdir()] == ["opt"]
+    for page in (installed / "share/doc/tidegate").rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+    assert os.access(installed / "share/doc/tidegate/examples/cgi/shop.cgi", os.X_OK)
+    assert (installed / "share/doc/tidegate/rules.schema.json").is_file()
     unit = (installed / "lib/systemd/system/tidegate-fcgi.service").read_text()
     assert "ExecStart=/opt/tidegate/bin/tidegate-fcgi " in unit
     assert "Documentation=file:/opt/tidegate/share/doc/tidegate/fastcgi.md" in unit

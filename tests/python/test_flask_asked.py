@@ -367,6 +367,29 @@ def test_flask_tidegate_forgets_a_client_of_a_limit_or_a_policy(site: Flask) -> 
         assert wrong.exit_code != 0 and words in wrong.output, wrong.output
 
 
+def test_flask_tidegate_tells_limits_without_a_name_apart_by_the_route(app: Flask, tmp_path: Path) -> None:
+    store = f"shared://{tmp_path}/table?size=1MiB"
+    Tidegate(app, default="5/minute", store=store)
+    for path, rules in (("/a", "2/minute"), ("/b", "2/hour")):
+        app.add_url_rule(path, path, rate_limit(rules, store=store)(lambda: "ok"))
+    assert get(app, "/a", 3) == [200, 200, 429]
+    assert get(app, "/b", 3) == [200, 200, 429]  # four of the application's five
+    run = app.test_cli_runner().invoke
+    for values in (["method=GET", "route=/a"], ["method=GET", "route=/b"]):
+        assert run(args=["tidegate", "reset", "default", "ip=127.0.0.1", *values]).exit_code == 0
+    assert get(app, "/b", 2) == [200, 429]  # the application's fifth
+    assert run(args=["tidegate", "reset", "default", "ip=127.0.0.1"]).exit_code == 0
+    assert get(app, "/b", 2) == [200, 429]  # the view's second
+    assert get(app, "/a", 3) == [200, 200, 429]
+
+
+def test_a_limit_by_route_alone_asks_for_the_route(app: Flask, tmp_path: Path) -> None:
+    Tidegate(app)
+    app.add_url_rule("/a", "a", rate_limit("2/minute", prefix="p", store=f"shared://{tmp_path}/table")(lambda: "ok"))
+    told = app.test_cli_runner().invoke(args=["tidegate", "reset", "p", "ip=127.0.0.1"])
+    assert told.exit_code == 1 and "'p' counts by route: add method=" in told.output
+
+
 def test_without_a_rules_file_the_commands_say_what_is_missing(app: Flask, limit: Setting) -> None:
     limit.gate(app, default="1/minute")
     run = app.test_cli_runner().invoke

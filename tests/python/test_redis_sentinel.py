@@ -80,5 +80,8 @@ def test_a_master_that_no_sentinel_knows_is_told(site: Site, caplog: pytest.LogC
     one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}/other")
     assert one.hit("a").degraded
     assert "does not know this master" in caplog.text
+    two = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.master.port}/other")
+    assert two.hit("a").degraded
+    assert "refuses to say: ERR unknown command" in caplog.text, "that is a server, no sentinel"
     with pytest.raises(ConfigError, match="names the master"):
         Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}")

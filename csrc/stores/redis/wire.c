@@ -123,11 +123,13 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
             lookup->server.port = (uint16_t)port;
         }
     }
+    const bool refused = !said && reply->type == REDIS_REPLY_ERROR; /* by a password, or it is no sentinel: its words tell */
     if (!known)
-        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %.120s", sentinel->host, sentinel->port,
+        snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %.120s%s%.100s", sentinel->host, sentinel->port,
                  said ? said
                  : reply->type == REDIS_REPLY_NIL || reply->type == REDIS_REPLY_ARRAY ? "does not know this master"
-                                                                                      : "refuses to say");
+                                                                                      : "refuses to say",
+                 refused ? ": " : "", refused ? reply->str : "");
     if (reply)
         freeReplyObject(reply);
     tg__wire_close(&wire);
