@@ -27,7 +27,8 @@ check_lease(const tg_limiter *limiter, uint64_t lease_us, tg_error *error)
     if (lease_us < TG_LEASE_US_MIN || lease_us > TG_LEASE_US_MAX)
         return tg__error(error, TG_E_ARG, "a lease is 1 s to a day long, not %" PRIu64 " us", lease_us);
     if (!limiter->store->ops->lease)
-        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations", limiter->store->ops->name);
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations: a table or one Redis server does",
+                         limiter->store->ops->name);
     return TG_OK;
 }
 
