@@ -181,7 +181,7 @@ static const scene scenes[] = {
       prepare_no_block, HIT, 1, false, 12, 0 },
     { "a reset", "t?size=64KiB", "100/minute sliding_log", "a", prepare_block_border, RESET, 0, false, 4, 0 },
     { "another entry is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer", prepare_crowd, HIT, 1,
-      false, 8, 0 },
+      false, 6, 0 }, /* which entry is forgotten is the hash's word, and how many steps that takes */
     { "a reservation", "t?size=64KiB", "100/minute token_bucket", "a", prepare_some, RESERVE, 5, false, 9, 0 },
     { "a reservation under several rules", "t?size=64KiB", "50/minute sliding_counter; 90/hour sliding_log; 9/s",
       "a", prepare_some, RESERVE, 3, false, 20, 0 },
@@ -202,7 +202,7 @@ static const scene scenes[] = {
     { "a lease is renewed", "t?size=64KiB", "100/minute token_bucket", "a", prepare_reserved, RENEW, 60, false, 2, 0
       },
     { "an entry with leases is forgotten", "t?size=64KiB", "9/minute sliding_log", "newcomer",
-      prepare_reserved_crowd, HIT, 1, false, 8, 0 },
+      prepare_reserved_crowd, HIT, 1, false, 6, 0 },
 };
 
 /* What can be told of the keys: everything a client would see. */

@@ -265,7 +265,7 @@ def test_slots_that_move_under_load_lose_and_invent_no_hit(three: Cluster, tasks
             for i, name in enumerate(names):
                 three.move_slot(slot_of(name), three.primaries[(i // 5 + there_and_back) % 3])
     assert load.unknown == 0, "followed within the call"
-    assert sum(load.decided.values()) > 200
+    assert min(load.decided.values()) > 0 and sum(load.decided.values()) > 60  # some of it while slots moved
     assert load.used(three.patient) == load.decided
 
 

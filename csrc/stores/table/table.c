@@ -960,6 +960,7 @@ hit_denied(call *now, size_t count)
         tg__undo_save_entry(&at->area, at->index);
         if (is_log(at)) {
             now->loosened = true;
+            at->orphans = false;
             at->loose[0].count = at->loose[1].count = 0;
             write_log(at);
         } else {
