@@ -98,6 +98,14 @@ taken_from(const tg_target *target, const tg_sight *sight, const tg_state *next,
     return after;
 }
 
+void
+tg__sight_take(const tg_target *target, tg_sight *sight)
+{
+    tg_state next = { 0 };
+    verdict_of(target, sight, sight->now_us, &next);
+    *sight = taken_from(target, sight, &next, sight->now_us);
+}
+
 bool
 tg__sights_tell(tg_op op, const tg_target *targets, const uint8_t *first_of, size_t target_count, bool denied,
                 const tg_sight *sights, uint64_t now_us, int expected, tg_result *results)

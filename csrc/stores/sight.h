@@ -33,6 +33,8 @@ bool tg__sights_tell(tg_op op, const tg_target *targets, const uint8_t *first_of
 /* Whether what a sight says of this target at this moment is all that would be needed to tell it: as long as nothing has
  * left a log since, and `asked_cost` is what its makes_room_us is about. */
 bool tg__sight_holds(const tg_target *target, const tg_sight *sight, uint64_t asked_cost, uint64_t now_us);
+/* What its hit, which is let through, makes of a sight at that sight's own time. */
+void tg__sight_take(const tg_target *target, tg_sight *sight);
 /* By this sight alone. */
 bool tg__sight_fits(const tg_target *target, const tg_sight *sight, uint64_t now_us);
 

@@ -27,6 +27,8 @@ begin_child(void)
         tg__denials_after_fork(one->denials);
         if (one->grants)
             tg__grants_after_fork(one->grants);
+        if (one->flush)
+            tg__flush_after_fork(one->flush);
     }
 }
 
@@ -47,6 +49,30 @@ enlist(tg_tiered *tiered)
     pthread_mutex_unlock(&all_lock);
 }
 
+static void
+flush_at_exit(void)
+{
+    pthread_mutex_lock(&all_lock);
+    for (tg_tiered *one = atomic_load(&all); one; one = one->next)
+        if (one->flush)
+            tg__flush_now(one->flush);
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void
+register_exit(void)
+{
+    atexit(flush_at_exit);
+}
+
+/* Called when a store behind has answered: what its connection needs is there, and is taken down after this. */
+void
+tg__tiered_flushes_at_exit(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_exit);
+}
+
 /* By single pointers, so that a child forked meanwhile finds a list. */
 static void
 strike_off(tg_tiered *tiered)
@@ -63,8 +89,8 @@ strike_off(tg_tiered *tiered)
 /* ---- what is known ---- */
 
 /* Runs on while the machine sleeps. */
-static uint64_t
-now_us(const tg_tiered *tiered)
+uint64_t
+tg__tiered_now_us(const tg_tiered *tiered)
 {
     if (tiered->clock)
         return tg_clock_now_us(tiered->clock);
@@ -73,8 +99,8 @@ now_us(const tg_tiered *tiered)
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-static uint64_t
-epoch_of(const tg_tiered *tiered)
+uint64_t
+tg__tiered_epoch(const tg_tiered *tiered)
 {
     return tg__denials_epoch(tiered->denials, atomic_load(&tiered->inner->epoch));
 }
@@ -263,6 +289,61 @@ keep_rest(tg_tiered *tiered, const tg_tier_question *question, tg_result *result
     }
 }
 
+/* ---- hits that are told behind the answer, where that was asked for ---- */
+
+static bool
+is_repeated(const tg_tier_question *question, size_t at)
+{
+    for (size_t i = 0; i < at; i++)
+        if (memcmp(&question->keys[i], &question->keys[at], sizeof question->keys[i]) == 0)
+            return true;
+    return false;
+}
+
+/* By what is known of all targets, or not. It lets through and never denies. */
+static bool
+passes_ahead(tg_tiered *tiered, const tg_tier_question *question, const tg_target *targets, tg_result *results)
+{
+    size_t taken = 0;
+    while (taken < question->count && targets[taken].rule->algorithm != TG_DENY && !is_repeated(question, taken) &&
+           tg__flush_take(tiered->flush, &targets[taken], &question->keys[taken], question->epoch, question->sent_us,
+                          &results[taken]))
+        taken++;
+    const bool passes = taken == question->count;
+    for (size_t i = 0; i < taken; i++)
+        if (passes)
+            tg__denials_drop(tiered->denials, &question->keys[i], false);
+        else
+            tg__flush_give_back(tiered->flush, &targets[i], &question->keys[i]);
+    return passes;
+}
+
+/* What waits has not been charged, and is given back here. Whether nothing is left to be given back behind. */
+static bool
+gives_back_ahead(tg_tiered *tiered, tg_tier_question *question)
+{
+    bool given[TG_TARGETS_MAX], every = true;
+    for (size_t i = 0; i < question->count; i++) {
+        given[i] = tg__flush_give_back(tiered->flush, &question->targets[i], &question->keys[i]);
+        every &= given[i];
+    }
+    if (every)
+        tg__tiered_learn(tiered, question, TG_OK, NULL);
+    for (size_t i = 0; i < question->count; i++)
+        if (given[i])
+            question->targets[i].cost = 0;
+    return every;
+}
+
+static void
+learn_states(tg_tiered *tiered, const tg_tier_question *question, const tg_result *results)
+{
+    for (size_t i = 0; i < question->count; i++)
+        if (question->sights[i].now_us != NOT_SEEN && !is_repeated(question, i))
+            tg__flush_learn(tiered->flush, &question->targets[i], &question->keys[i], question->epoch,
+                            &question->sights[i], results[i].charged);
+}
+
 bool
 tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t count, tg_result *results,
                    tg_tier_question *question)
@@ -270,8 +351,8 @@ tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t
     question->op = op;
     question->count = count;
     question->learns = (op == TG_OP_HIT || op == TG_OP_PEEK) && is_plain(targets, count);
-    question->sent_us = now_us(tiered);
-    question->epoch = epoch_of(tiered);
+    question->sent_us = tg__tiered_now_us(tiered);
+    question->epoch = tg__tiered_epoch(tiered);
     tg__denials_keys(tiered->denials, targets, count, question->keys);
     if (op == TG_OP_HIT && question->learns &&
         know(tiered, targets, count, question->keys, question->sent_us, question->epoch, results))
@@ -283,6 +364,8 @@ tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t
             return true;
         question->local = true;
     }
+    if (op == TG_OP_HIT && question->learns && tiered->flush && passes_ahead(tiered, question, targets, results))
+        return true;
     if (op == TG_OP_HIT && question->learns && tiered->grants) {
         bool scarce;
         if (passes_on_lease(tiered, question, targets, results, &scarce))
@@ -294,9 +377,13 @@ tg__tiered_answers(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t
         question->marks[i] = tg__denials_mark(tiered->denials, &question->keys[i]);
         question->targets[i] = targets[i];
         question->targets[i].cost *= question->batch;
+        if (tiered->flush && op == TG_OP_REFUND && targets[i].rule->algorithm == TG_SLIDING_LOG)
+            question->targets[i].own = false; /* its entry bears the time of a batch, which nobody was told */
         question->targets[i].sight = question->learns ? &question->sights[i] : NULL;
         question->sights[i].now_us = NOT_SEEN;
     }
+    if (tiered->flush && op == TG_OP_REFUND)
+        return gives_back_ahead(tiered, question);
     return false;
 }
 
@@ -325,6 +412,8 @@ tg__tiered_learn(tg_tiered *tiered, tg_tier_question *question, tg_status status
             tg__denials_drop(tiered->denials, &question->keys[i], true);
             if (tiered->grants && question->op == TG_OP_RESET)
                 tg__grants_drop(tiered->grants, &question->keys[i]);
+            if (tiered->flush && question->op == TG_OP_RESET)
+                tg__flush_drop(tiered->flush, &question->keys[i]);
             if (question->op == TG_OP_REFUND)
                 note_given(tiered, question->targets[i].rule);
         }
@@ -337,6 +426,8 @@ tg__tiered_learn(tg_tiered *tiered, tg_tier_question *question, tg_status status
             forget_locally(tiered, TG_OP_REFUND, question->targets, question->count);
         return false;
     }
+    if (tiered->flush && question->op == TG_OP_HIT && question->learns)
+        learn_states(tiered, question, results);
     bool denied = false;
     for (size_t i = 0; i < question->count; i++) {
         denied |= !results[i].allowed;
@@ -510,11 +601,14 @@ tiered_close(tg_store *store)
     tg_tiered *tiered = tg__tiered_of(store);
     if (tiered->inner) {
         strike_off(tiered);
+        tg__flush_close(tiered->flush);
+        tiered->flush = NULL;
         tg_store_close(tiered->inner);
     }
     tg_store_close(tiered->local);
     tg__denials_close(tiered->denials);
     tg__grants_close(tiered->grants);
+    tg__flush_close(tiered->flush);
     free(tiered);
 }
 
@@ -563,6 +657,22 @@ read_option(tg_text name, tg_text value, uint64_t least, uint64_t most, uint64_t
                      tg__text_show(name, named, sizeof named), tg__text_show(value, shown, sizeof shown), least, most);
 }
 
+static tg_status
+read_flush(tg_text value, uint64_t *us, tg_error *error)
+{
+    char shown[32];
+    const bool in_ms = value.length > 2 && memcmp(value.data + value.length - 2, "ms", 2) == 0;
+    const size_t unit = in_ms ? 2 : 1;
+    uint64_t number;
+    if (value.length > unit && value.data[value.length - 1] == 's' &&
+        tg__text_number((tg_text){ value.data, value.length - unit }, in_ms ? 1000 : 1, &number) && number > 0) {
+        *us = number * (in_ms ? 1000 : 1000000);
+        return TG_OK;
+    }
+    return tg__error(error, TG_E_CONFIG, "a tiered store's flush is '%s': expected 1ms to 1000ms, or 1s",
+                     tg__text_show(value, shown, sizeof shown));
+}
+
 /* Takes the tiers' own options out of the URI. */
 static tg_status
 read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, tg_error *error)
@@ -581,12 +691,16 @@ read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, t
             tiered->local_percent = (unsigned)number;
         } else if (tg__text_is(name, "lease")) {
             status = read_option(name, value, 2, 1000000, &tiered->lease, error);
+        } else if (tg__text_is(name, "flush")) {
+            status = read_flush(value, &tiered->flush_us, error);
         } else if (tg__text_is(name, "workers")) {
             status = read_option(name, value, 1, 100000, &tiered->workers, error);
         } else {
             behind->options[behind->option_count++] = uri->options[i];
         }
     }
+    if (status == TG_OK && tiered->flush_us && tiered->lease)
+        return tg__error(error, TG_E_CONFIG, "a tiered store has both flush and lease: expected one of them");
     return status;
 }
 
@@ -598,7 +712,10 @@ open_tiers(tg_tiered *tiered, const tg_store_uri *uri, const tg_store_options *o
     tiered->denials = tg__denials_open();
     if (tiered->lease)
         tiered->grants = tg__grants_open();
-    if (status == TG_OK && (!tiered->denials || (tiered->lease && !tiered->grants)))
+    if (tiered->flush_us)
+        tiered->flush = tg__flush_open(tiered, tiered->flush_us);
+    if (status == TG_OK &&
+        (!tiered->denials || (tiered->lease && !tiered->grants) || (tiered->flush_us && !tiered->flush)))
         status = tg__error(error, TG_E_NOMEM, "tiered store: what it remembers");
     if (status == TG_OK && tiered->local_percent) {
         const tg_store_uri table = { .scheme = tg_text_of("memory"), .rest = tg_text_of("tiers") };

@@ -3,6 +3,7 @@
 #ifndef TG_TIERED_H
 #define TG_TIERED_H
 
+#include "stores/tiered/flush.h"
 #include "stores/tiered/grants.h"
 
 typedef struct tg_tiered {
@@ -15,6 +16,8 @@ typedef struct tg_tiered {
     unsigned local_percent; /* of each rule, for one client */
     tg_grants *grants;      /* lease=; NULL: not asked for */
     uint64_t lease, workers;
+    tg_flush *flush;        /* flush=; NULL: not asked for */
+    uint64_t flush_us;
     _Atomic uint64_t gives_back[16]; /* a bit for what scopes hash to whose units were ever given back */
     struct tg_tiered *next; /* all of this process, for its forked children */
 } tg_tiered;
@@ -24,6 +27,10 @@ tg__tiered_of(tg_store *store)
 {
     return (tg_tiered *)store;
 }
+
+uint64_t tg__tiered_now_us(const tg_tiered *tiered);
+uint64_t tg__tiered_epoch(const tg_tiered *tiered);
+void tg__tiered_flushes_at_exit(void); /* what waits in any of this process' */
 
 /* One question to the store behind, with what is to be learnt from its answer. */
 typedef struct tg_tier_question {

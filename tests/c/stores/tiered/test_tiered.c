@@ -9,6 +9,9 @@
 #include "stores/tiered/tiered.h"
 
 #include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 
 static server redis;
 static char uri[200], plain_uri[160];
@@ -476,7 +479,8 @@ static void
 wrong_options_are_told_with_what_was_expected(void **unused)
 {
     (void)unused;
-    static const char *const wrong[] = { "lease=1", "lease=x", "local=0", "local=101", "workers=0", "leese=10" };
+    static const char *const wrong[] = { "lease=1", "lease=x", "local=0", "local=101", "workers=0", "leese=10",
+                                         "flush=0ms", "flush=1001ms", "flush=2s", "flush=10", "flush=ms", "flush=10ms&lease=5" };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char asked_for[300];
         tg_store *store;
@@ -642,6 +646,292 @@ a_forked_child_has_no_lease_of_its_parents(void **unused)
     tg_store_close(store);
 }
 
+/* ---- hits that are told behind the answer ---- */
+
+/* Until a process without tiers sees so many units of it taken. */
+static void
+await_remaining(tg_limiter *elsewhere, uint64_t expected)
+{
+    tg_decision decision = { .remaining = UINT64_MAX };
+    const tg_part part = { .value = tg_text_of("a") };
+    for (int i = 0; i < 200 && decision.remaining != expected; i++) {
+        sleep_us(10000);
+        assert_int_equal(tg_limiter_peek(elsewhere, &(tg_dimension){ &part, 1 }, 1, 1, &decision, NULL), TG_OK);
+    }
+    assert_int_equal(decision.remaining, expected);
+}
+
+static void
+hits_within_a_flush_reach_redis_in_one_call_and_each_is_counted(void **unused)
+{
+    (void)unused;
+    static const char *const rules[] = { "1000/hour token_bucket", "1000/hour fixed_window", "1000/hour sliding_log",
+                                         "1000/hour sliding_counter", "1000/hour token_bucket; 2000/day" };
+    tg_store *store = open_with("flush=200ms"), *elsewhere = open_store(plain_uri, NULL);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        tg_limiter *limiter = open_limiter(store, rules[i], rules[i]), *other = open_limiter(elsewhere, rules[i], rules[i]);
+        long long before = asked();
+        for (int k = 0; k < 60; k++) {
+            const tg_decision decision = hit(limiter, "a");
+            assert_true(decision.allowed && decision.results[0].charged && !decision.degraded);
+            assert_int_equal(decision.remaining, 999 - k);
+        }
+        assert_in_range(asked() - before, 1, 3); /* the first one, and what a busy machine is late with */
+        await_remaining(other, 940);
+        reset(limiter, "a");
+        before = asked();
+        assert_int_equal(hit(limiter, "a").remaining, 999);
+        assert_int_equal(asked() - before, 1);
+        tg_limiter_close(limiter);
+        tg_limiter_close(other);
+    }
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
+what_is_more_than_a_tenth_for_all_workers_or_waits_in_a_leaky_bucket_is_asked_about(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("flush=1s&workers=4");
+    tg_limiter *few = open_limiter(store, "39/hour token_bucket", "few"), *leaky = open_limiter(store, "1000/hour leaky_bucket", "leaky"),
+               *more = open_limiter(store, "400/hour", "more");
+    long long before = asked();
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(hit(few, "a").remaining, 38 - i);
+        hit(leaky, "a");
+        hit_cost(more, "a", 11);
+    }
+    assert_int_equal(asked() - before, 60);
+    before = asked();
+    for (int i = 0; i < 60; i++)
+        assert_true(hit(more, "a").allowed);
+    assert_in_range(asked() - before, 6, 60); /* ten may wait; the eleventh does not wait for the flush to be due */
+    tg_limiter_close(few);
+    tg_limiter_close(leaky);
+    tg_limiter_close(more);
+    tg_store_close(store);
+}
+
+static void
+what_waits_is_told_when_the_store_is_closed_and_when_a_process_exits(void **unused)
+{
+    (void)unused;
+    SKIP_FORKS();
+    static tg_store *store; /* the child that exits has them still */
+    static tg_limiter *limiter;
+    for (int exits = 0; exits < 2; exits++) {
+        char name[8];
+        snprintf(name, sizeof name, "last%d", exits);
+        const pid_t child = exits ? fork() : 0;
+        assert_true(child != -1);
+        if (child == 0) {
+            store = open_with("flush=1s");
+            limiter = open_limiter(store, "1000/hour token_bucket", name);
+            hit_times(limiter, "a", 40);
+            if (exits)
+                exit(0);
+            tg_limiter_close(limiter);
+            tg_store_close(store);
+        } else {
+            int status;
+            waitpid(child, &status, 0);
+            assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        }
+        tg_store *elsewhere = open_store(plain_uri, NULL);
+        tg_limiter *other = open_limiter(elsewhere, "1000/hour token_bucket", name);
+        await_remaining(other, 960);
+        tg_limiter_close(other);
+        tg_store_close(elsewhere);
+    }
+}
+
+static void
+a_refund_of_what_waits_and_of_what_was_told_is_counted_once(void **unused)
+{
+    (void)unused;
+    static const char *const rules[] = { "1000/hour token_bucket", "1000/hour fixed_window", "1000/hour sliding_log" };
+    tg_store *store = open_with("flush=200ms"), *elsewhere = open_store(plain_uri, NULL);
+    for (size_t i = 0; i < 3; i++) {
+        tg_limiter *limiter = open_limiter(store, rules[i], rules[i]), *other = open_limiter(elsewhere, rules[i], rules[i]);
+        hit_times(limiter, "a", 20);
+        tg_decision waits = hit(limiter, "a"), told = hit(limiter, "a");
+        assert_int_equal(tg_decision_refund(store, &waits, NULL), TG_OK);
+        await_remaining(other, 979);
+        assert_int_equal(tg_decision_refund(store, &told, NULL), TG_OK);
+        await_remaining(other, 980);
+        tg_limiter_close(limiter);
+        tg_limiter_close(other);
+    }
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
+what_waits_at_a_fork_is_told_once_and_by_the_parent(void **unused)
+{
+    (void)unused;
+    SKIP_FORKS();
+    tg_store *store = open_with("flush=300ms"), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "1000/hour token_bucket", "forked"), *other = open_limiter(elsewhere, "1000/hour token_bucket", "forked");
+    hit_times(limiter, "a", 31);
+    const pid_t child = fork();
+    assert_true(child != -1);
+    if (child == 0) {
+        hit_times(limiter, "a", 21);
+        tg_limiter_close(limiter);
+        tg_store_close(store);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    await_remaining(other, 1000 - 31 - 21);
+    tg_limiter_close(limiter);
+    tg_limiter_close(other);
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
+a_redis_that_is_away_ends_what_is_known_within_a_flush_and_a_deadline(void **unused)
+{
+    (void)unused;
+    char quick[200];
+    snprintf(quick, sizeof quick, "tiered+%s?timeout_ms=50&flush=20ms", redis.uri);
+    tg_store *store = open_store(quick, NULL);
+    tg_limiter *closed = open_limiter_so(store, "100000/hour token_bucket", "away", TG_FAIL_CLOSED);
+    hit_times(closed, "a", 5);
+    server_signal(&redis, SIGSTOP);
+    const uint64_t began_us = tg__monotonic_us();
+    unsigned let_through = 0;
+    while (hit(closed, "a").allowed) {
+        let_through++;
+        sleep_us(1000);
+        assert_true(tg__monotonic_us() - began_us < 2000000);
+    }
+    assert_in_range(let_through, 1, 1000);
+    assert_true(hit(closed, "a").degraded);
+    server_signal(&redis, SIGCONT);
+    recovery_us(closed, "a");
+    tg_limiter_close(closed);
+    tg_store_close(store);
+}
+
+static void
+on_a_loop_what_is_known_to_fit_is_let_through_at_once(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_with("flush=200ms"), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *named = open_limiter(store, "1000/hour token_bucket", "loop"), *other = open_limiter(elsewhere, "1000/hour token_bucket", "loop");
+    loop one = { .fd = -1 };
+    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
+                     TG_OK);
+    const tg_rule *rules;
+    tg_identity identity;
+    tg_result result;
+    assert_int_equal(tg_limiter_rules(named, &rules), 1);
+    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, &identity, NULL), TG_OK);
+    const tg_target target = { .rule = &rules[0], .identity = &identity, .cost = 1 };
+    for (int i = 0; i < 50; i++) {
+        assert_int_equal(ask(&one, TG_OP_HIT, &target, &result), i > 0);
+        assert_true(result.allowed && result.charged);
+        assert_int_equal(result.remaining, 999 - i);
+    }
+    one.client->ops->close(one.client);
+    tg_limiter_close(named);
+    tg_store_close(store);
+    await_remaining(other, 950);
+    tg_limiter_close(other);
+    tg_store_close(elsewhere);
+}
+
+static int
+by_time(const void *a, const void *b)
+{
+    const uint64_t one = *(const uint64_t *)a, other = *(const uint64_t *)b;
+    return (one > other) - (one < other);
+}
+
+/* Four processes on one limit at twice its rate: what all of them let through, and the most within any one period, against the
+ * bounds of docs/tiered.md. */
+static void
+four_processes_that_flush_stay_within_the_bounds_that_are_stated(void **unused)
+{
+    (void)unused;
+    SKIP_FORKS();
+    enum { WORKERS = 4, LIMIT = 400, MOST = LIMIT / (10 * WORKERS), PERIOD_US = 500000, ROUNDS = 4, HITS_MAX = 4000 };
+    static const char *const algorithms[] = { "sliding_log", "token_bucket burst 400", "fixed_window" };
+    typedef struct seen {
+        _Atomic size_t count, asked, late;
+        uint64_t at_us[HITS_MAX];
+    } seen;
+    seen *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(all != MAP_FAILED);
+    for (size_t a = 0; a < 3; a++) {
+        pid_t workers[WORKERS];
+        char rules[64];
+        snprintf(rules, sizeof rules, "%d/500ms %s", LIMIT, algorithms[a]);
+        memset(all, 0, sizeof *all);
+        const long long before = asked();
+        const uint64_t began_us = tg__monotonic_us() + 50000, end_us = began_us + ROUNDS * PERIOD_US;
+        for (int w = 0; w < WORKERS; w++) {
+            workers[w] = fork();
+            assert_true(workers[w] != -1);
+            if (workers[w] != 0)
+                continue;
+            tg_store *store = open_with("flush=10ms&workers=4");
+            tg_limiter *limiter = open_limiter(store, rules, rules);
+            const uint64_t step_us = PERIOD_US * WORKERS / (2 * LIMIT);
+            uint64_t next_us = began_us + (uint64_t)w * step_us / WORKERS, now_us;
+            while ((now_us = tg__monotonic_us()) < end_us) {
+                if (now_us < next_us) {
+                    sleep_us(next_us - now_us);
+                    continue;
+                }
+                next_us += step_us;
+                all->late += now_us > next_us + 50000;
+                all->asked++;
+                if (hit(limiter, "a").allowed) {
+                    const size_t at = atomic_fetch_add(&all->count, 1);
+                    if (at < HITS_MAX)
+                        all->at_us[at] = tg__monotonic_us();
+                }
+            }
+            tg_limiter_close(limiter);
+            tg_store_close(store);
+            _exit(0);
+        }
+        for (int w = 0; w < WORKERS; w++) {
+            int status;
+            waitpid(workers[w], &status, 0);
+            assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        }
+        const size_t count = all->count, allowance = a == 0 ? LIMIT : 2 * LIMIT;
+        assert_true(count <= HITS_MAX);
+        qsort(all->at_us, count, sizeof all->at_us[0], by_time);
+        size_t most = 0;
+        for (size_t from = 0, to = 0; to < count; to++) {
+            while (all->at_us[to] - all->at_us[from] >= PERIOD_US - 2000) /* a hit's own way */
+                from++;
+            most = to - from + 1 > most ? to - from + 1 : most;
+        }
+        if (most > allowance + WORKERS * MOST)
+            fail_msg("%s: %zu within one period, at most %d", rules, most, (int)(allowance + WORKERS * MOST));
+        /* Over all: what a bucket was overdrawn by is paid for, what is beyond a window is not. */
+        const uint64_t ran_us = all->at_us[count ? count - 1 : 0] - began_us;
+        const size_t total_most = a == 1 ? LIMIT + ran_us * LIMIT / PERIOD_US + 1 + WORKERS * MOST
+                                         : (size_t)(ran_us / PERIOD_US + 1) * (LIMIT + WORKERS * MOST);
+        if (count > total_most)
+            fail_msg("%s: %zu let through in %d periods, at most %zu", rules, count, ROUNDS, total_most);
+        if (all->late == 0 && count + ROUNDS * WORKERS * MOST < ROUNDS * LIMIT * 9 / 10)
+            fail_msg("%s: %zu let through in %d periods of %d", rules, count, ROUNDS, LIMIT);
+        print_message("%s: %zu of %zu let through, %zu within one period, %lld questions\n", rules, count, (size_t)all->asked,
+                      most, asked() - before);
+    }
+    munmap(all, sizeof *all);
+}
+
 /* ---- threads and forks ---- */
 
 typedef struct worker {
@@ -768,6 +1058,14 @@ main(void)
         cmocka_unit_test_setup(where_a_lease_is_more_than_a_tenth_for_all_workers_none_is_taken, begin),
         cmocka_unit_test_setup(leases_of_four_workers_stay_within_the_bounds_that_are_stated, begin),
         cmocka_unit_test_setup(a_forked_child_has_no_lease_of_its_parents, begin),
+        cmocka_unit_test_setup(hits_within_a_flush_reach_redis_in_one_call_and_each_is_counted, begin),
+        cmocka_unit_test_setup(what_is_more_than_a_tenth_for_all_workers_or_waits_in_a_leaky_bucket_is_asked_about, begin),
+        cmocka_unit_test_setup(what_waits_is_told_when_the_store_is_closed_and_when_a_process_exits, begin),
+        cmocka_unit_test_setup(a_refund_of_what_waits_and_of_what_was_told_is_counted_once, begin),
+        cmocka_unit_test_setup(what_waits_at_a_fork_is_told_once_and_by_the_parent, begin),
+        cmocka_unit_test_setup(a_redis_that_is_away_ends_what_is_known_within_a_flush_and_a_deadline, begin),
+        cmocka_unit_test_setup(on_a_loop_what_is_known_to_fit_is_let_through_at_once, begin),
+        cmocka_unit_test_setup(four_processes_that_flush_stay_within_the_bounds_that_are_stated, begin),
         cmocka_unit_test_setup(threads_that_share_a_cache_admit_exactly_the_limit, begin),
         cmocka_unit_test_setup(a_fork_while_other_threads_are_in_the_cache_leaves_a_child_that_can_go_on, begin),
         cmocka_unit_test_setup(a_flood_of_clients_lets_nobody_through, begin),
