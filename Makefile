@@ -255,7 +255,7 @@ fuzz: setup ## run each fuzz target for FUZZ_SECONDS (20)
 	@$(MAKE) --no-print-directory -j2 fuzz-programs
 	@set -e; for target in $(FUZZ_BIN); do echo "== $$target"; mkdir -p $$target.corpus; \
 	    kept=tests/fuzz/corpus/$${target##*/fuzz_}; test -d $$kept || kept=; \
-	    $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus $$kept \
+	    $$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -artifact_prefix=$$target. $$target.corpus $$kept \
 	        2>&1 | grep -E '^(==|SUMMARY|stat::number_of_executed|.*ERROR)' || true; \
 	    test -z "$$(ls $$target.crash-* $$target.timeout-* $$target.oom-* 2>/dev/null)"; done
 

@@ -115,8 +115,8 @@ run(const uint8_t *front, size_t front_length, const uint8_t *back, size_t back_
             } else if (event.kind == FCGI_EVENT_READY || event.kind == FCGI_EVENT_TOO_LARGE ||
                        event.kind == FCGI_EVENT_ABORTED) {
                 fcgi_session_finish(&session, event.request);
-            } else if (event.kind == FCGI_EVENT_BROKEN) {
-                fine = false;
+            } else if (event.kind == FCGI_EVENT_BROKEN || event.kind == FCGI_EVENT_BUSY) {
+                fine = false; /* nothing more is read before a request has ended, which none does here by itself */
             }
         }
         free(copy);
