@@ -66,7 +66,8 @@ class Stack:
         conf = CONF.format(folder=self.folder, port=self.port, threads=THREADS)
         (self.folder / "nginx.conf").write_text(conf)
         self.start(build / "bench/fcgi_constant", f"unix:{self.folder}/constant.sock", "auth")
-        self.start(build / "bench/fcgi_libfcgi", self.folder / "libfcgi.sock", THREADS)
+        for name in ("libfcgi", "libfcgi-raw"):  # nginx keeps its connections, and with them all threads of one
+            self.start(build / "bench/fcgi_libfcgi", self.folder / f"{name}.sock", THREADS)
         self.daemon = self.start(
             build / "bin/tidegate-fcgi", "--config", self.folder / "rules.yaml", "--store", "memory://bench",
             "--listen", f"unix:{self.folder}/tidegate.sock", "--mode", "auth",
@@ -127,7 +128,7 @@ def measure(build: Path, rounds: int, seconds: float) -> dict[str, float]:
     stack = Stack(build)
     try:
         for _ in range(rounds):
-            add("raw libfcgi, 16 threads", stack.raw("libfcgi", THREADS, 1, seconds))
+            add("raw libfcgi, 16 threads", stack.raw("libfcgi-raw", THREADS, 1, seconds))
             add("raw tidegate", stack.raw("tidegate", THREADS, 1, seconds))
             add("raw tidegate, 8 in flight", stack.raw("tidegate", THREADS, 8, seconds))
             for path in BEHIND_NGINX:
