@@ -92,7 +92,8 @@ class Stack:
 
     def stop(self) -> None:
         for process in reversed(self.running):
-            process.kill()  # libfcgi takes SIGTERM as a word about the next request
+            # libfcgi takes SIGTERM as a word about the next request; nginx would leave its workers behind at SIGKILL.
+            process.kill() if "fcgi_libfcgi" in str(process.args) else process.terminate()
             process.wait()
         shutil.rmtree(self.folder)
 
