@@ -150,11 +150,12 @@ struct tg_store {
     uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */
     bool counts_denied;  /* tg_target.counts_denied is followed */
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
-    /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     /* How many overrides stand, in memory that all processes share; NULL: the store keeps none. */
     _Atomic(const _Atomic uint64_t *) overrides;
     /* Moves on when what the store said before may no longer hold: a connection was lost, another server answers. */
     _Atomic uint64_t epoch;
+    struct tg_keeper *keeper; /* of the stores that count for all machines: stores/redis/keep.h; else NULL */
+    /* Trouble speaks once when it begins and once when it ends; kept by core/failure.c. All zero when made. */
     atomic_bool failing;
     _Atomic uint64_t last_failure_us; /* CLOCK_MONOTONIC */
     _Atomic uint64_t failures;        /* since trouble began */

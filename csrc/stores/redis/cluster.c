@@ -934,52 +934,13 @@ static const tg_keeper_ways ways = {
     .moved = look_again,
 };
 
-static const tg_metric_name *
-cluster_metric_name(tg_store *store, const char *space, const char *name)
-{
-    return tg__counts_name(tg__keeper_counts(cluster_of(store)->keeper), space, name);
-}
-
-static _Atomic uint64_t *
-cluster_metric_line(tg_store *store, const tg_metric_name *name)
-{
-    tg__keeper_wake(cluster_of(store)->keeper);
-    return tg__counts_line(name);
-}
-
-static void
-cluster_latency_add(tg_store *store, uint64_t latency_ns)
-{
-    tg__counts_latency_add(tg__keeper_counts(cluster_of(store)->keeper), latency_ns);
-}
-
-static tg_status
-cluster_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
-                tg_error *error)
-{
-    return tg__keeper_metrics(cluster_of(store)->keeper, policies, room, count, latency, error);
-}
-
-static tg_status
-cluster_override_set(tg_store *store, const tg_override *override, tg_error *error)
-{
-    return tg__keeper_override_set(cluster_of(store)->keeper, override, error);
-}
-
-static tg_status
-cluster_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
-                      tg_override *overrides, size_t room, size_t *count, tg_error *error)
-{
-    return tg__keeper_override_list(cluster_of(store)->keeper, space, policy, identity, overrides, room, count, error);
-}
-
 static void
 cluster_close(tg_store *base)
 {
     if (!base)
         return;
     tg_cluster *cluster = cluster_of(base);
-    tg__keeper_close(cluster->keeper);
+    tg__keeper_close(base->keeper);
     for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i])
             node_free(cluster->nodes[i]);
@@ -1003,12 +964,12 @@ static const tg_store_ops cluster_ops = {
     .utc_offset_us = cluster_utc_offset_us,
     .stats = cluster_stats,
     .close = cluster_close,
-    .metric_name = cluster_metric_name,
-    .metric_line = cluster_metric_line,
-    .latency_add = cluster_latency_add,
-    .metrics = cluster_metrics,
-    .override_set = cluster_override_set,
-    .override_list = cluster_override_list,
+    .metric_name = tg__kept_metric_name,
+    .metric_line = tg__kept_metric_line,
+    .latency_add = tg__kept_latency_add,
+    .metrics = tg__kept_metrics,
+    .override_set = tg__kept_override_set,
+    .override_list = tg__kept_override_list,
 };
 
 /* ---- opening, and forks ---- */
@@ -1114,8 +1075,8 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
     }
     if (status == TG_OK) {
-        cluster->keeper = tg__keeper_open(&cluster->base, &ways, cluster->manual);
-        if (!cluster->keeper)
+        cluster->base.keeper = tg__keeper_open(&cluster->base, &ways, cluster->manual);
+        if (!cluster->base.keeper)
             status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }
     if (status == TG_OK)

@@ -38,7 +38,6 @@ struct tg_cluster {
 
     _Atomic int64_t ahead_us;
     _Atomic uint64_t timeouts;
-    struct tg_keeper *keeper; /* keep.h */
 };
 
 typedef struct tg_part_call { /* what lies in one slot */

@@ -458,8 +458,9 @@ begin_thread(tg_keeper *keeper)
         atomic_store(&keeper->generation, 0); /* the next decision tries again */
 }
 
-void
-tg__keeper_wake(tg_keeper *keeper)
+/* Sees to it that there is a thread in this process. One load where there is. */
+static void
+wake(tg_keeper *keeper)
 {
     const unsigned generation = tg__fork_generation() + 1;
     unsigned had = atomic_load_explicit(&keeper->generation, memory_order_relaxed);
@@ -567,18 +568,32 @@ tg__keeper_close(tg_keeper *keeper)
     free(keeper);
 }
 
-tg_counts *
-tg__keeper_counts(tg_keeper *keeper)
-{
-    return keeper->counts;
-}
-
 /* ---- for operators ---- */
 
-tg_status
-tg__keeper_metrics(tg_keeper *keeper, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
-                   tg_error *error)
+const tg_metric_name *
+tg__kept_metric_name(tg_store *store, const char *space, const char *name)
 {
+    return tg__counts_name(store->keeper->counts, space, name);
+}
+
+_Atomic uint64_t *
+tg__kept_metric_line(tg_store *store, const tg_metric_name *name)
+{
+    wake(store->keeper);
+    return tg__counts_line(name);
+}
+
+void
+tg__kept_latency_add(tg_store *store, uint64_t latency_ns)
+{
+    tg__counts_latency_add(store->keeper->counts, latency_ns);
+}
+
+tg_status
+tg__kept_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
+                 tg_error *error)
+{
+    tg_keeper *const keeper = store->keeper;
     tg_errand errand = { .wants_counts = true, .patience_us = EXCHANGE_US };
     tg_status status = TG_OK;
     pthread_mutex_lock(&keeper->talk);
@@ -599,13 +614,13 @@ tg__keeper_metrics(tg_keeper *keeper, tg_policy_metrics *policies, size_t room, 
 }
 
 tg_status
-tg__keeper_override_set(tg_keeper *keeper, const tg_override *override, tg_error *error)
+tg__kept_override_set(tg_store *store, const tg_override *override, tg_error *error)
 {
-    const uint64_t now_us = tg_store_now_us(keeper->store);
+    const uint64_t now_us = tg_store_now_us(store);
     tg_errand errand = { .set = override, .patience_us = EXCHANGE_US };
     if (override->until_us)
         errand.lasts_us = override->until_us > now_us ? override->until_us - now_us : 1;
-    const tg_status status = go(keeper, &errand, error);
+    const tg_status status = go(store->keeper, &errand, error);
     if (status == TG_OK && errand.full)
         return tg__error(error, TG_E_SYSTEM, "redis: all %d places for overrides are taken; end some of them",
                          TG__OVERRIDES_MAX);
@@ -613,15 +628,16 @@ tg__keeper_override_set(tg_keeper *keeper, const tg_override *override, tg_error
 }
 
 tg_status
-tg__keeper_override_list(tg_keeper *keeper, const char *space, const char *policy, const uint8_t identity[16],
-                         tg_override *overrides, size_t room, size_t *count, tg_error *error)
+tg__kept_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                       tg_override *overrides, size_t room, size_t *count, tg_error *error)
 {
+    tg_keeper *const keeper = store->keeper;
     if (!policy) { /* a person asks: as it is now */
         tg_errand errand = { .patience_us = EXCHANGE_US };
         const tg_status status = go(keeper, &errand, error);
         if (status != TG_OK)
             return status;
     }
-    tg__orders_list(keeper->orders, tg_store_now_us(keeper->store), space, policy, identity, overrides, room, count);
+    tg__orders_list(keeper->orders, tg_store_now_us(store), space, policy, identity, overrides, room, count);
     return TG_OK;
 }

@@ -86,20 +86,19 @@ typedef struct tg_keeper_ways {
 tg_keeper *tg__keeper_open(tg_store *store, const tg_keeper_ways *ways, bool manual);
 /* Carries what is left, within a short while; its thread is gone then. Accepts NULL. */
 void tg__keeper_close(tg_keeper *keeper);
-tg_counts *tg__keeper_counts(tg_keeper *keeper);
-/* Sees to it that there is a thread in this process. One load where there is. */
-void tg__keeper_wake(tg_keeper *keeper);
-
 /* As last sampled; a process that has no thread for it asks. */
 tg_status tg__keeper_census(tg_keeper *keeper, tg_census *census, tg_error *error);
 /* What the thread does once a minute. */
 void tg__keeper_look(tg_keeper *keeper);
 
-/* tg_store_ops of that name. */
-tg_status tg__keeper_metrics(tg_keeper *keeper, tg_policy_metrics *policies, size_t room, size_t *count,
-                             tg_latency_metrics *latency, tg_error *error);
-tg_status tg__keeper_override_set(tg_keeper *keeper, const tg_override *override, tg_error *error);
-tg_status tg__keeper_override_list(tg_keeper *keeper, const char *space, const char *policy, const uint8_t identity[16],
-                                   tg_override *overrides, size_t room, size_t *count, tg_error *error);
+/* tg_store_ops of these names, of every store whose `keeper` is set. */
+const tg_metric_name *tg__kept_metric_name(tg_store *store, const char *space, const char *name);
+_Atomic uint64_t *tg__kept_metric_line(tg_store *store, const tg_metric_name *name);
+void tg__kept_latency_add(tg_store *store, uint64_t latency_ns);
+tg_status tg__kept_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count,
+                           tg_latency_metrics *latency, tg_error *error);
+tg_status tg__kept_override_set(tg_store *store, const tg_override *override, tg_error *error);
+tg_status tg__kept_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
+                                 tg_override *overrides, size_t room, size_t *count, tg_error *error);
 
 #endif

@@ -314,7 +314,7 @@ redis_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
     tg_redis_store *store = redis_of(base);
     tg_census census;
     *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&store->timeouts, memory_order_relaxed) };
-    const tg_status status = tg__keeper_census(store->keeper, &census, error);
+    const tg_status status = tg__keeper_census(base->keeper, &census, error);
     stats->keys = census.keys;
     stats->keys_bytes = census.bytes;
     stats->keys_sampled = census.sampled;
@@ -338,52 +338,13 @@ heard_from(tg_store *store, int64_t ahead_us)
 
 static const tg_keeper_ways ways = { .hold = this_server, .heard = heard_from };
 
-static const tg_metric_name *
-redis_metric_name(tg_store *store, const char *space, const char *name)
-{
-    return tg__counts_name(tg__keeper_counts(redis_of(store)->keeper), space, name);
-}
-
-static _Atomic uint64_t *
-redis_metric_line(tg_store *store, const tg_metric_name *name)
-{
-    tg__keeper_wake(redis_of(store)->keeper);
-    return tg__counts_line(name);
-}
-
-static void
-redis_latency_add(tg_store *store, uint64_t latency_ns)
-{
-    tg__counts_latency_add(tg__keeper_counts(redis_of(store)->keeper), latency_ns);
-}
-
-static tg_status
-redis_metrics(tg_store *store, tg_policy_metrics *policies, size_t room, size_t *count, tg_latency_metrics *latency,
-              tg_error *error)
-{
-    return tg__keeper_metrics(redis_of(store)->keeper, policies, room, count, latency, error);
-}
-
-static tg_status
-redis_override_set(tg_store *store, const tg_override *override, tg_error *error)
-{
-    return tg__keeper_override_set(redis_of(store)->keeper, override, error);
-}
-
-static tg_status
-redis_override_list(tg_store *store, const char *space, const char *policy, const uint8_t identity[16],
-                    tg_override *overrides, size_t room, size_t *count, tg_error *error)
-{
-    return tg__keeper_override_list(redis_of(store)->keeper, space, policy, identity, overrides, room, count, error);
-}
-
 static void
 redis_close(tg_store *base)
 {
     if (!base)
         return;
     tg_redis_store *store = redis_of(base);
-    tg__keeper_close(store->keeper);
+    tg__keeper_close(base->keeper);
     tg__pool_fini(store);
     tg__redis_names_close(store->names);
     tg__redis_address_fini(&store->address);
@@ -403,12 +364,12 @@ static const tg_store_ops redis_ops = {
     .utc_offset_us = redis_utc_offset_us,
     .stats = redis_stats,
     .close = redis_close,
-    .metric_name = redis_metric_name,
-    .metric_line = redis_metric_line,
-    .latency_add = redis_latency_add,
-    .metrics = redis_metrics,
-    .override_set = redis_override_set,
-    .override_list = redis_override_list,
+    .metric_name = tg__kept_metric_name,
+    .metric_line = tg__kept_metric_line,
+    .latency_add = tg__kept_latency_add,
+    .metrics = tg__kept_metrics,
+    .override_set = tg__kept_override_set,
+    .override_list = tg__kept_override_list,
     .examine = tg__redis_examine,
 };
 
@@ -541,8 +502,8 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
             status = tg__error(error, TG_E_NOMEM, "redis: the rules' names");
     }
     if (status == TG_OK) {
-        store->keeper = tg__keeper_open(&store->base, &ways, store->manual);
-        if (!store->keeper)
+        store->base.keeper = tg__keeper_open(&store->base, &ways, store->manual);
+        if (!store->base.keeper)
             status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }
     if (status == TG_OK)

@@ -234,7 +234,6 @@ typedef struct tg_redis_store {
 
     _Atomic int64_t ahead_us; /* the server's clock minus ours (monotonic) as last seen; INT64_MIN: never */
     _Atomic uint64_t timeouts;
-    struct tg_keeper *keeper; /* keep.h */
     _Atomic bool warned_eviction, warned_checks, warned_secret;
     atomic_bool told_leases;
     struct tg_redis_store *next; /* all stores of this process, for its forked children */

@@ -582,9 +582,7 @@ static void
 forked_children_share_the_count_over_connections_of_their_own(void **unused)
 {
     (void)unused;
-#ifdef __SANITIZE_THREAD__
-    skip(); /* the thread sanitizer does not follow a process with threads into its child */
-#endif
+    SKIP_FORKS();
     tg_store *store = open_store(three.patient, NULL);
     tg_limiter *limiter = open_limiter(store, "1000/hour", "x");
     char names[3][64];

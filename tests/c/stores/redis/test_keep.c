@@ -484,7 +484,7 @@ keys_that_grow_without_end_are_told_of(void **unused)
 {
     (void)unused;
     tg_store *store = open_store(uri, NULL);
-    tg_keeper *keeper = ((tg_redis_store *)store)->keeper;
+    tg_keeper *keeper = store->keeper;
     for (int look = 0; look < TG__GROWTH_LOOKS; look++) {
         populate(14000, look * 14000);
         tg__keeper_look(keeper);

@@ -686,9 +686,7 @@ static void
 a_fork_while_other_threads_are_in_the_store_leaves_a_child_that_can_go_on(void **unused)
 {
     (void)unused;
-#ifdef __SANITIZE_THREAD__
-    skip(); /* the thread sanitizer does not follow a process with threads into its child */
-#endif
+    SKIP_FORKS();
     char uri[200];
     snprintf(uri, sizeof uri, "%s&connections=2", patient_uri);
     tg_store *store = open_store(uri, NULL);
