@@ -74,9 +74,10 @@ def heard(path: Path, folder: Path, rules: str, name: str) -> bytes:
         for _ in range(3):
             pieces.clear()
             assert not limiter.hit(KEY).degraded
+        command = b"".join(pieces)  # before the store is closed, which carries its counts over the same way
         del limiter
         listener.shutdown(socket.SHUT_RDWR)
-    return b"".join(pieces)
+    return command
 
 
 def pipe(source: socket.socket, target: socket.socket, kept: list[bytes] | None) -> None:
