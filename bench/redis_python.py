@@ -179,7 +179,9 @@ def async_others(path: Path, command: list[bytes], tasks: int) -> dict[str, Call
             return await awaited(lambda: client.evalsha(sha, keys=rest[:keys], args=rest[keys:]), tasks, seconds)
 
     async def by_limits(seconds: float) -> float:
-        storage = limits.storage.storage_from_string(f"async+redis+unix://{path}", implementation="redispy")
+        storage = limits.storage.storage_from_string(
+            f"async+redis+unix://{path}", implementation="redispy", max_connections=tasks
+        )
         strategy = limits.aio.strategies.FixedWindowRateLimiter(storage)
         item = limits.RateLimitItemPerDay(1_000_000_000)
         await strategy.hit(item, KEY)
