@@ -537,7 +537,10 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         trouble = tg__redis_ask(&node->store, question, deadline_us, reply, &unsent, error);
         if (trouble == TG__TROUBLE_TIMEOUT)
             atomic_fetch_add_explicit(&cluster->timeouts, 1, memory_order_relaxed);
-        tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
+        if (question->brief && trouble == TG__TROUBLE_TIMEOUT)
+            tg__breaker_shrugs(&node->store, probe);
+        else
+            tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
         if (trouble == TG__TROUBLE_MOVED && !*reply) { /* while greeting: where the secret is has changed */
             if (map_asked || !another_has_it(cluster, slot, deadline_us, &node))
                 map_asked = true;
@@ -670,7 +673,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     if (part->call.asked == 0)
         return TG__TROUBLE_NONE;
     tg_inquiry question = { .op = op, .call = &part->call, .targets = own, .target_count = part->count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->reply, &part->node, error);
     if (trouble == TG__TROUBLE_NONE)
         atomic_store_explicit(&cluster->ahead_us, atomic_load_explicit(&part->node->store.ahead_us, memory_order_relaxed),
@@ -696,7 +699,7 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
     tg_call call;
     tg__call_plan(&call, TG_OP_REFUND, own, count);
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     redisReply *reply = NULL;
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
@@ -747,11 +750,18 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
 /* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
  * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
  * or a node stops answering, is there something to give back. */
+uint64_t
+tg__cluster_charges_until(uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    return now_us < deadline_us ? deadline_us - (deadline_us - now_us) / 5 : deadline_us;
+}
+
 static tg_trouble
 charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
        tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
-    const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
+    const uint64_t charges_until_us = tg__cluster_charges_until(deadline_us);
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false;
     if (!tg__cluster_may_ask(cluster, parts, error)) {
@@ -806,8 +816,8 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
 }
 
 static tg_status
-cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-              bool *overflow, tg_error *error)
+cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+              tg_result *results, bool *overflow, tg_error *error)
 {
     tg_cluster *cluster = cluster_of(base);
     tg_error own;
@@ -823,13 +833,18 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
     if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    const uint64_t deadline_us = tg__monotonic_us() + cluster->timeout_us;
+    uint64_t deadline_us;
+    bool brief;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
     tg_redis_keyring keyring;
     tg_parts parts;
     tg_trouble trouble = tg__cluster_keyring(cluster, deadline_us, &keyring, error);
     if (trouble == TG__TROUBLE_NONE && !tg__cluster_split(&keyring, targets, target_count, &parts))
         return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
     if (trouble == TG__TROUBLE_NONE) {
+        for (size_t i = 0; i < parts.count; i++)
+            parts.parts[i]->brief = brief;
         for (size_t i = 0; i < target_count && call.denied; i++)
             if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
                 results[i].allowed = results[i].charged = false;
@@ -1060,6 +1075,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     tg_status status = tg__redis_address_parse(uri, &cluster->address, error);
     if (cluster->address.timeout_us)
         cluster->timeout_us = cluster->address.timeout_us;
+    cluster->base.timeout_us = cluster->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)
