@@ -276,8 +276,9 @@ def test_a_bad_rules_file_raises_where_the_middleware_is_made(tmp_path: Path, mo
     bad.write_text("policies:\n  - name: x\n    rules: 5/fortnight\n")
     with pytest.raises(ConfigError, match="bad.yaml:3"):
         TidegateMiddleware(hello, config=str(bad))
-    with pytest.raises(ConfigError, match="TIDEGATE_CONFIG"):
-        TidegateMiddleware(hello)
+    for nothing in (None, []):
+        with pytest.raises(ConfigError, match=r"config= .* TIDEGATE_CONFIG; or limiter=Limiter\(.* or a gate="):
+            TidegateMiddleware(hello, limiter=nothing)
 
 
 def test_the_middleware_and_a_dependency_on_one_policy_charge_a_request_once(setting: Setting) -> None:

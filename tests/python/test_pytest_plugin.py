@@ -29,8 +29,11 @@ def create():
 """
 
 TESTS = """
+import asyncio, time
 import pytest
 from fastapi.testclient import TestClient
+from tidegate import Limiter
+from tidegate._core import switch_off
 import shop
 
 @pytest.mark.parametrize("number", range(12))
@@ -58,6 +61,41 @@ def test_nothing_is_limited(tidegate_off):
     assert all(shop.logins.hit("ann") for _ in range(9))
     assert shop.logins.hit("ann").remaining == 2
 
+def test_nothing_waits_reserves_or_asks_a_store(tidegate_off):
+    full = Limiter("1/hour", name="full")
+    nobody = Limiter("1/hour token_bucket", name="nobody", store="redis://127.0.0.1:1/?timeout_ms=2000")
+
+    async def in_a_loop(limiter):
+        for _ in range(3):
+            told = await limiter.hit_async("ann"), await limiter.wait_async("ann", timeout=0), await limiter.peek_async("ann")
+            assert [(one.allowed, one.degraded, one.remaining) for one in told] == [(True, False, 1)] * 3
+            async with limiter.reserve("ann") as reservation:
+                assert reservation and await reservation.settle_async(5) and reservation.decision.remaining == 1
+        await limiter.refund_async("ann")
+        await limiter.reset_async("ann")
+
+    for limiter in full, nobody:
+        begun = time.monotonic()
+        for _ in range(3):
+            told = limiter.hit("ann"), limiter.wait("ann", timeout=0), limiter.peek("ann", cost=9)
+            assert [(one.allowed, one.degraded, one.remaining) for one in told] == [(True, False, 1)] * 3
+            with limiter.reserve("ann", cost=9) as reservation:
+                assert reservation and reservation.settle(5) and reservation.decision.remaining == 1
+        limiter.refund("ann")
+        limiter.reset("ann")
+        limiter.override("deny", seconds=60)
+        limiter.pause(60)
+        asyncio.run(in_a_loop(limiter))
+        assert time.monotonic() - begun < 1
+
+def test_and_what_was_reserved_before_is_still_settled():
+    limiter = Limiter("9/hour", name="reserved")
+    with limiter.reserve("ann", cost=5) as reservation:
+        was = switch_off(True)
+        reservation.settle(2)
+        switch_off(was)
+    assert limiter.peek("ann").remaining == 7
+
 def test_and_is_again_afterwards():
     assert [shop.logins.hit("ann").allowed for _ in range(3)] == [True, True, False]
 """
@@ -77,7 +115,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 def test_with_a_manual_clock_every_test_begins_with_fresh_counts_and_only_tests_move_time(
     project: pytest.Pytester,
 ) -> None:
-    project.runpytest_subprocess("-q").assert_outcomes(passed=16)
+    project.runpytest_subprocess("-q").assert_outcomes(passed=18)
 
 
 @pytest.mark.fault("R169")
@@ -92,7 +130,7 @@ def test_parallel_runs_are_as_deterministic_and_touch_no_table_of_the_machine(pr
             assert not [line for line in maps.splitlines() if "tidegate" in line and ".so" not in line]
         """
     )
-    project.runpytest_subprocess("-q", "-n", "2").assert_outcomes(passed=17)
+    project.runpytest_subprocess("-q", "-n", "2").assert_outcomes(passed=19)
 
 
 def test_in_any_order_the_outcomes_are_the_same(project: pytest.Pytester) -> None:

@@ -451,8 +451,9 @@ def test_the_user_and_the_plan_are_asked_for_only_where_somebody_counts_by_them(
 
 
 def test_what_is_wrong_raises_where_the_middleware_is_made(setting: Setting, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="TIDEGATE_CONFIG"):
-        TidegateMiddleware(hello)
+    for nothing in (None, []):
+        with pytest.raises(ConfigError, match=r"config= .* TIDEGATE_CONFIG; or limiter=Limiter\(.* or a gate="):
+            TidegateMiddleware(hello, limiter=nothing)
     with pytest.raises(ConfigError, match="no-such"):
         TidegateMiddleware(hello, config="/no-such/rules.yaml")
     with pytest.raises(ConfigError, match="by="):
