@@ -61,36 +61,4 @@ local function bucket_take(key, now, rule, found)
     bucket_store(key, now, rule, found.now, units, rest)
 end
 
-local function bucket_knock(key, now, rule, found)
-    local units, rest = found.units, found.rest
-    if units < rule.burst then
-        units = units + rule.cost
-        if units >= rule.burst then units, rest = rule.burst, 0 end
-    end
-    bucket_store(key, now, rule, found.now, units, rest)
-end
-
-local function bucket_give(key, now, rule)
-    local found = bucket_at(key, now, rule)
-    if found.units == 0 and found.rest == 0 then return end -- fresh: a state that may as well be gone learns no time
-    local units, rest = found.units - rule.cost, found.rest
-    if units < 0 then units, rest = 0, 0 end
-    bucket_store(key, now, rule, found.now, units, rest)
-end
-
-look[4], take[4], give[4], knock[4] = bucket_look, bucket_take, bucket_give, bucket_knock
-look[5], take[5], give[5], knock[5] = bucket_look, bucket_take, bucket_give, bucket_knock
-
-local function bucket_save(key, now, rule, found)
-    bucket_store(key, now, rule, found.left_at, found.left, found.left_rest)
-end
-
-local function bucket_give_back(key, now, rule, found)
-    bucket_back(found, rule.cost)
-    bucket_save(key, now, rule, found)
-end
-
-local function bucket_stamp(_, found) return found.now end
-
-stamp[4], back[4], save[4] = bucket_stamp, bucket_give_back, bucket_save
-stamp[5], back[5], save[5] = bucket_stamp, bucket_give_back, bucket_save
+local look, take = bucket_look, bucket_take

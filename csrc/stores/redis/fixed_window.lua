@@ -29,7 +29,7 @@ local function fixed_store(key, now, rule, count, start)
     call('SET', key, pack('<ddB', count, start, rule.option) .. (rule.leases or ''), 'PX', expiry(start + rule.period - now))
 end
 
-look[1] = function(key, now, rule)
+local function fixed_look(key, now, rule)
     local found, raw = fixed_at(key, now, rule)
     local count = found.count
     if rule.charged then
@@ -39,31 +39,9 @@ look[1] = function(key, now, rule)
     return rule.cost == 0 or rule.forced or count + rule.cost <= rule.limit, found, raw
 end
 
-take[1] = function(key, now, rule, found)
+local function fixed_take(key, now, rule, found)
     local start = found.start or fixed_start(found.now, rule)
     fixed_store(key, now, rule, found.count + cost_taken(rule, found.count, held_max), start)
 end
 
-knock[1] = function(key, now, rule, found)
-    fixed_store(key, now, rule, held_denied(found.count, rule.limit, rule.cost), fixed_start(found.now, rule))
-end
-
-give[1] = function(key, now, rule)
-    local found = fixed_at(key, now, rule)
-    if not found.start or (rule.own and rule.stamp ~= found.start) or found.count == 0 then return end
-    local count = found.count - rule.cost
-    fixed_store(key, now, rule, count > 0 and count or 0, found.start)
-end
-
-stamp[1] = function(rule, found)
-    return found.start or fixed_start(found.now, rule)
-end
-
-save[1] = function(key, now, rule, found)
-    if found.start then fixed_store(key, now, rule, found.count, found.start) end
-end
-
-back[1] = function(key, now, rule, found)
-    fixed_back(found, rule.cost, rule.stamp, rule.option)
-    save[1](key, now, rule, found)
-end
+local look, take = fixed_look, fixed_take

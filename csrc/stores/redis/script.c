@@ -27,13 +27,21 @@ EMBED(fixed_window);
 EMBED(sliding_log);
 EMBED(sliding_counter);
 EMBED(bucket);
+EMBED(mixed);
+EMBED(judge);
 EMBED(hit);
+EMBED(more);
+EMBED(fixed_window_more);
+EMBED(sliding_log_more);
+EMBED(sliding_counter_more);
+EMBED(bucket_more);
+EMBED(mixed_more);
+EMBED(hold);
 EMBED(refund);
 EMBED(settle);
 EMBED(check);
 
 #define PIECE(name) { tg__lua_##name, (size_t)(tg__lua_##name##_end - tg__lua_##name) }
-#define PIECES_MAX 6
 
 static tg_text texts[TG__SCRIPTS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -56,19 +64,25 @@ assemble(tg_script script, const tg_text *pieces, size_t count)
     return true;
 }
 
+#define ASSEMBLE(script, ...)                                                                                          \
+    assemble(script, (const tg_text[]){ __VA_ARGS__ }, sizeof((const tg_text[]){ __VA_ARGS__ }) / sizeof(tg_text))
+#define ALL_ALGORITHMS PIECE(fixed_window), PIECE(sliding_log), PIECE(sliding_counter), PIECE(bucket), PIECE(mixed)
+#define ALL_MORE                                                                                                       \
+    PIECE(more), PIECE(fixed_window_more), PIECE(sliding_log_more), PIECE(sliding_counter_more), PIECE(bucket_more),   \
+        PIECE(mixed_more)
+
 static void
 assemble_all(void)
 {
-    const tg_text common = PIECE(common), fixed = PIECE(fixed_window), log = PIECE(sliding_log),
-                  counter = PIECE(sliding_counter), bucket = PIECE(bucket), hit = PIECE(hit), refund = PIECE(refund),
-                  settle = PIECE(settle);
-    complete = assemble(TG__SCRIPT_HIT_FIXED, (tg_text[]){ common, fixed, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_LOG, (tg_text[]){ common, log, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_COUNTER, (tg_text[]){ common, counter, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_BUCKET, (tg_text[]){ common, bucket, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_MIXED, (tg_text[]){ common, fixed, log, counter, bucket, hit }, 6) &&
-               assemble(TG__SCRIPT_REFUND, (tg_text[]){ common, fixed, log, counter, bucket, refund }, 6) &&
-               assemble(TG__SCRIPT_SETTLE, (tg_text[]){ common, fixed, log, counter, bucket, settle }, 6);
+    complete =
+        ASSEMBLE(TG__SCRIPT_HIT_FIXED, PIECE(common), PIECE(fixed_window), PIECE(judge), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_HIT_LOG, PIECE(common), PIECE(sliding_log), PIECE(judge), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_HIT_COUNTER, PIECE(common), PIECE(sliding_counter), PIECE(judge), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_HIT_BUCKET, PIECE(common), PIECE(bucket), PIECE(judge), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_HIT_MIXED, PIECE(common), ALL_ALGORITHMS, PIECE(judge), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_HIT_MORE, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(judge), PIECE(hold), PIECE(hit)) &&
+        ASSEMBLE(TG__SCRIPT_REFUND, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(refund)) &&
+        ASSEMBLE(TG__SCRIPT_SETTLE, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(settle));
 }
 
 tg_status
@@ -91,7 +105,7 @@ tg__redis_check_script(void)
 }
 
 tg_script
-tg__redis_script_of(unsigned algorithms)
+tg__redis_hit_script(unsigned algorithms)
 {
     switch (algorithms) {
     case 1u << TG_FIXED_WINDOW:

@@ -34,7 +34,7 @@ local function counter_store(key, now, rule, index, current, previous)
     call('SET', key, pack('<ddd', index, current, previous) .. (rule.leases or ''), 'PX', expiry((index + windows) * rule.period - now))
 end
 
-look[3] = function(key, now, rule)
+local function counter_look(key, now, rule)
     local found, raw = counter_at(key, now, rule)
     local current, previous = found.current, found.previous
     if rule.charged then -- the window may have turned since
@@ -47,36 +47,9 @@ look[3] = function(key, now, rule)
     return rule.cost == 0 or rule.forced or current + weight + rule.cost <= rule.limit, found, raw
 end
 
-take[3] = function(key, now, rule, found)
+local function counter_take(key, now, rule, found)
     local cost = cost_taken(rule, found.current, held_max)
     counter_store(key, now, rule, found.index, found.current + cost, found.previous)
 end
 
-knock[3] = function(key, now, rule, found)
-    counter_store(key, now, rule, found.index, held_denied(found.current, rule.limit, rule.cost), found.previous)
-end
-
-give[3] = function(key, now, rule)
-    local found = counter_at(key, now, rule)
-    local cost, current, previous = rule.cost, found.current, found.previous
-    if current == 0 and previous == 0 then return end -- fresh: a state that may as well be gone learns no time
-    if not rule.own or rule.stamp == found.index - 1 then
-        local given = cost < previous and cost or previous
-        previous, cost = previous - given, cost - given
-    end
-    if not rule.own or rule.stamp == found.index then
-        current = current - (cost < current and cost or current)
-    end
-    counter_store(key, now, rule, found.index, current, previous)
-end
-
-stamp[3] = function(_, found) return found.index end
-
-save[3] = function(key, now, rule, found)
-    counter_store(key, now, rule, found.index, found.current, found.previous)
-end
-
-back[3] = function(key, now, rule, found)
-    counter_back(found, rule.cost, rule.stamp)
-    save[3](key, now, rule, found)
-end
+local look, take = counter_look, counter_take
