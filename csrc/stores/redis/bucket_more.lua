@@ -5,7 +5,7 @@ local function bucket_knock(key, now, rule, found)
         units = units + rule.cost
         if units >= rule.burst then units, rest = rule.burst, 0 end
     end
-    bucket_store(key, now, rule, found.now, units, rest)
+    bucket_write(key, now, rule, units, rest, found.now)
 end
 
 local function bucket_give(key, now, rule)
@@ -13,11 +13,11 @@ local function bucket_give(key, now, rule)
     if found.units == 0 and found.rest == 0 then return end -- fresh: a state that may as well be gone learns no time
     local units, rest = found.units - rule.cost, found.rest
     if units < 0 then units, rest = 0, 0 end
-    bucket_store(key, now, rule, found.now, units, rest)
+    bucket_write(key, now, rule, units, rest, found.now)
 end
 
 local function bucket_save(key, now, rule, found)
-    bucket_store(key, now, rule, found.left_at, found.left, found.left_rest)
+    bucket_write(key, now, rule, found.left, found.left_rest, found.left_at)
 end
 
 local function bucket_give_back(key, now, rule, found)

@@ -4,20 +4,21 @@
 -- Numbers are doubles, whole and below 2^53; the product of two of them may not be, see divide().
 local call, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
 
--- An algorithm is a file with what a hit needs,
---   look(key, now, rule) -> fits, found, raw   reads; what the client needs to know is `raw`
---   take(key, now, rule, found)                writes; only after every rule of the call has been looked at
--- and one (_more) with what refunds, leases and denied hits that count need besides:
---   give(key, now, rule)                       a refund
---   knock(key, now, rule, found)               a denied hit that counts all the same
---   stamp(key, now, rule, found)               what a refund will need to find the hit again
---   give_back(key, now, rule, found)           gives rule.cost of the hit of rule.stamp back, and writes
---   save(key, now, rule, found)                writes what is found, for its leases
--- Each begins with its algorithm's name, and is known by the bare name where a script has one algorithm; mixed.lua
--- chooses where it has several.
---
 -- A function that stands in a script is made anew for each call, and so is every table: that, and not what they do, is
--- most of what a script costs the server. So a plain hit has nothing in it that it does not need.
+-- most of what a script costs the server. So scripts hold what their kind of call needs, and the commonest kind ends before
+-- the functions of the others are made. Of an algorithm there are
+--
+--   x.lua         a state as numbers: what it is now, and writing it
+--   x_one.lua     the whole of a hit under one rule, with nothing special about it; between one.lua and rules.lua
+--   x_rule.lua    x_look(key, now, rule) -> fits, found, raw   reads; what the client needs to know is `raw`
+--                 x_take(key, now, rule, found)                writes; only after every rule of the call has been looked at
+--   x_more.lua    x_give(key, now, rule)                       a refund
+--                 x_knock(key, now, rule, found)               a denied hit that counts all the same
+--                 x_stamp(key, now, rule, found)               what a refund will need to find the hit again
+--                 x_give_back(key, now, rule, found)           gives rule.cost of the hit of rule.stamp back, and writes
+--                 x_save(key, now, rule, found)                writes what is found, for its leases
+--
+-- They are known as look, take and so on where a script has one algorithm; mixed.lua chooses where it has several.
 
 -- ARGV[1]: the time in microseconds under a manual clock, else below zero; then the kind of call.
 local now, op = unpack('<dB', ARGV[1])
@@ -57,42 +58,4 @@ local function divide(x, y, z)
     if rest < 0 then return quotient - 1, rest + z end
     if rest >= z then return quotient + 1, rest - z end
     return quotient, rest
-end
-
--- ARGV[n + 1] describes the n-th target. One that follows has its key from an earlier target: it is only judged, since a
--- key under several rules is charged once. One that is forced fits whatever stands there. Who waits in line has its
--- patience behind the rest. The last four are what judge.lua finds; Lua makes room for them at once.
-local function rule_of(n)
-    local text = ARGV[n + 1]
-    local a, key, flags, limit, burst, period, cost, option = unpack('<BBBddddd', text)
-    local charged, follows = flags % 2 == 1, flags % 4 >= 2
-    return { algorithm = a, key = KEYS[key], charged = charged, follows = follows, limit = limit, burst = burst,
-             period = period, cost = cost, option = option, forced = flags % 8 >= 4 and not charged,
-             patience = #text > 52 and not charged and unpack('<d', text, 53) or 0,
-             charges = cost > 0 and not charged and not follows,
-             leases = false, fits = false, found = false, raw = false }
-end
-
--- Leases stand behind the numbers of a value, in a log behind those of its first element: 40 bytes each (id, end, units, stamp,
--- option), the one that ends first in front. Whoever looks at a state first gives back what has ended: `give_back(found, cost,
--- stamp, option)`. The rest is rule.leases, and every write keeps it. Returns whether something has ended.
-local function lapse(rule, found, give_back)
-    local text, at = rule.leases, 1
-    while text and at < #text do
-        local _, ends, cost, taken_at, option = unpack('<c8dddd', text, at)
-        if ends > now then break end
-        give_back(found, cost, taken_at, option)
-        at = at + 40
-    end
-    if at > 1 then rule.leases = text:sub(at) end
-    return at > 1
-end
-
--- TG_HELD_MAX of algorithms.h, and what a hit takes where `held` units are.
-local held_max = 562949953421312
-local function cost_taken(rule, held, most)
-    if not rule.forced then return rule.cost end
-    local room = most - held
-    if room < 0 then room = 0 end
-    return rule.cost < room and rule.cost or room
 end

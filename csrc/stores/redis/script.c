@@ -23,19 +23,27 @@
     extern const char tg__lua_##name##_end[] __attribute__((visibility("hidden")))
 
 EMBED(common);
-EMBED(fixed_window);
-EMBED(sliding_log);
-EMBED(sliding_counter);
-EMBED(bucket);
-EMBED(mixed);
+EMBED(one);
+EMBED(rules);
 EMBED(judge);
 EMBED(hit);
+EMBED(mixed);
+EMBED(fixed_window);
+EMBED(fixed_window_one);
+EMBED(fixed_window_rule);
+EMBED(sliding_log);
+EMBED(sliding_counter);
+EMBED(sliding_counter_one);
+EMBED(sliding_counter_rule);
+EMBED(bucket);
+EMBED(bucket_one);
+EMBED(bucket_rule);
 EMBED(more);
+EMBED(mixed_more);
 EMBED(fixed_window_more);
 EMBED(sliding_log_more);
 EMBED(sliding_counter_more);
 EMBED(bucket_more);
-EMBED(mixed_more);
 EMBED(hold);
 EMBED(refund);
 EMBED(settle);
@@ -66,23 +74,26 @@ assemble(tg_script script, const tg_text *pieces, size_t count)
 
 #define ASSEMBLE(script, ...)                                                                                          \
     assemble(script, (const tg_text[]){ __VA_ARGS__ }, sizeof((const tg_text[]){ __VA_ARGS__ }) / sizeof(tg_text))
-#define ALL_ALGORITHMS PIECE(fixed_window), PIECE(sliding_log), PIECE(sliding_counter), PIECE(bucket), PIECE(mixed)
-#define ALL_MORE                                                                                                       \
+#define ONE(algorithm) \
+    PIECE(common), PIECE(algorithm), PIECE(one), PIECE(algorithm##_one), PIECE(rules), PIECE(algorithm##_rule)
+#define ANY                                                                                                            \
+    PIECE(common), PIECE(rules), PIECE(fixed_window), PIECE(fixed_window_rule), PIECE(sliding_log),                    \
+        PIECE(sliding_counter), PIECE(sliding_counter_rule), PIECE(bucket), PIECE(bucket_rule), PIECE(mixed)
+#define MORE                                                                                                           \
     PIECE(more), PIECE(fixed_window_more), PIECE(sliding_log_more), PIECE(sliding_counter_more), PIECE(bucket_more),   \
         PIECE(mixed_more)
 
 static void
 assemble_all(void)
 {
-    complete =
-        ASSEMBLE(TG__SCRIPT_HIT_FIXED, PIECE(common), PIECE(fixed_window), PIECE(judge), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_HIT_LOG, PIECE(common), PIECE(sliding_log), PIECE(judge), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_HIT_COUNTER, PIECE(common), PIECE(sliding_counter), PIECE(judge), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_HIT_BUCKET, PIECE(common), PIECE(bucket), PIECE(judge), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_HIT_MIXED, PIECE(common), ALL_ALGORITHMS, PIECE(judge), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_HIT_MORE, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(judge), PIECE(hold), PIECE(hit)) &&
-        ASSEMBLE(TG__SCRIPT_REFUND, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(refund)) &&
-        ASSEMBLE(TG__SCRIPT_SETTLE, PIECE(common), ALL_ALGORITHMS, ALL_MORE, PIECE(settle));
+    complete = ASSEMBLE(TG__SCRIPT_HIT_FIXED, ONE(fixed_window), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_LOG, PIECE(common), PIECE(rules), PIECE(sliding_log), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_COUNTER, ONE(sliding_counter), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_BUCKET, ONE(bucket), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_MIXED, ANY, PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_MORE, ANY, MORE, PIECE(judge), PIECE(hold), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_REFUND, ANY, MORE, PIECE(refund)) &&
+               ASSEMBLE(TG__SCRIPT_SETTLE, ANY, MORE, PIECE(settle));
 }
 
 tg_status

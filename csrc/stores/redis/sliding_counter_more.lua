@@ -1,6 +1,6 @@
 -- Sliding counter: what a plain hit does not need.
 local function counter_knock(key, now, rule, found)
-    counter_store(key, now, rule, found.index, held_denied(found.current, rule.limit, rule.cost), found.previous)
+    counter_write(key, now, rule, found.index, held_denied(found.current, rule.limit, rule.cost), found.previous)
 end
 
 local function counter_give(key, now, rule)
@@ -14,13 +14,13 @@ local function counter_give(key, now, rule)
     if not rule.own or rule.stamp == found.index then
         current = current - (cost < current and cost or current)
     end
-    counter_store(key, now, rule, found.index, current, previous)
+    counter_write(key, now, rule, found.index, current, previous)
 end
 
 local function counter_stamp(_, _, _, found) return found.index end
 
 local function counter_save(key, now, rule, found)
-    counter_store(key, now, rule, found.index, found.current, found.previous)
+    counter_write(key, now, rule, found.index, found.current, found.previous)
 end
 
 local function counter_give_back(key, now, rule, found)
