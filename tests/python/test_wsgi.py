@@ -22,6 +22,7 @@ import pytest
 from tidegate import ConfigError, Limiter, RuleError
 from tidegate.wsgi import TidegateMiddleware
 
+from setting import MiddlewareSetting as Setting
 
 
 @pytest.fixture(autouse=True)
