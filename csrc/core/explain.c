@@ -281,6 +281,15 @@ seconds(uint64_t us, char text[32])
     return text;
 }
 
+/* What the request would leave. A cost that passes takes so many places of cost 1 from every algorithm, and a request that
+ * does not pass as a whole takes none. */
+static uint64_t
+remaining_after(const tg_explanation *explanation, const tg_result *result)
+{
+    const bool takes = explanation->judgement.decision.allowed && result->cost <= result->remaining;
+    return result->remaining - (takes ? result->cost : 0);
+}
+
 static void
 write_rule(const tg_explanation *explanation, const tg_result *result, tg_sink *sink, void *context)
 {
@@ -292,7 +301,10 @@ write_rule(const tg_explanation *explanation, const tg_result *result, tg_sink *
         say(sink, context, "refuses everything\n");
         return;
     }
+    const uint64_t after = remaining_after(explanation, result);
     say(sink, context, "%" PRIu64 " of %" PRIu64 " left", result->remaining, result->rule.burst);
+    if (after != result->remaining)
+        say(sink, context, " before this request, %" PRIu64 " after it", after);
     if (!result->allowed && result->retry_after_us == TG_NEVER)
         say(sink, context, ", this cost never passes");
     else if (!result->allowed)
@@ -342,7 +354,8 @@ write_text(const tg_explanation *explanation, tg_sink *sink, void *context)
     if (explanation->answer.status)
         say(sink, context, "%d %s\n", explanation->answer.status, explanation->answer.reason);
     else
-        say(sink, context, "the application's own%s\n", explanation->answer.field_count ? ", with" : "");
+        say(sink, context, "the application's own%s\n",
+            explanation->answer.field_count ? ", with (as before this request)" : "");
     for (size_t i = 0; i < explanation->answer.field_count; i++) {
         const tg_field *field = &explanation->answer.fields[i];
         say(sink, context, "  %.*s: %.*s\n", (int)field->name.length, field->name.data, (int)field->value.length,
@@ -390,6 +403,7 @@ write_json(const tg_explanation *explanation, tg_sink *sink, void *context)
         tg__json_flag(&json, "allowed", result->allowed);
         tg__json_number(&json, "limit", result->rule.limit);
         tg__json_number(&json, "remaining", result->remaining);
+        tg__json_number(&json, "remaining_after", remaining_after(explanation, result));
         tg__json_wait(&json, "retry_after_us", result->retry_after_us);
         tg__json_wait(&json, "reset_after_us", result->reset_after_us);
         tg__json_number(&json, "delay_us", result->delay_us);

@@ -53,7 +53,9 @@ typedef struct tg_lease {
     uint64_t lease_us; /* TAKE, RENEW: from the store's now */
     uint64_t until_us; /* TAKE, RENEW: receives the end; SETTLE: the end as known */
     uint64_t actual;   /* SETTLE */
-    uint32_t *places;  /* one for each target, the store's own: TAKE writes, the others read */
+    /* One for each target, the store's own: TAKE writes them, RENEW may, and a SETTLE that fails may: UINT32_MAX for what
+     * it has settled all the same. */
+    uint32_t *places;
     bool full;         /* TAKE, with TG_E_STORE: the store answers, but has no room for another */
     bool over;         /* RENEW: it has ended */
 } tg_lease;

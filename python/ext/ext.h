@@ -257,9 +257,11 @@ int tgpy_enabled(tgpy_state *state);
 typedef tg_status tgpy_asker(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                              void *what, tg_error *error);
 /* Reads the arguments of a hit and calls `asker` with them, once; other threads may run meanwhile where the store is remote.
- * asked: false where the limiter is switched off. false: raised. */
+ * asked: false where the limiter is switched off, or all are (switch_off). false: raised. */
 bool tgpy_limiter_with(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker,
                        void *what, bool *asked);
+/* The decision of one that was not asked: all is allowed. */
+PyObject *tgpy_limiter_unasked(PyObject *limiter);
 /* A hit with patience as an awaitable of the running loop. The limiter's store is remote. */
 PyObject *tgpy_limiter_hit_later(PyObject *limiter, PyObject *const *args, Py_ssize_t count, PyObject *names,
                                  uint64_t patience_us);

@@ -209,6 +209,24 @@ parse_call(const tgpy_limiter *self, PyObject *const *args, Py_ssize_t count, Py
     return parse_names(self, args, count, names, costs, call);
 }
 
+/* Whether a store is to be asked: not where the limiter is switched off, nor while a test has switched all off. */
+static inline bool
+asks(const tgpy_limiter *self)
+{
+    return self->limiter && !self->state->off;
+}
+
+PyObject *
+tgpy_limiter_unasked(PyObject *object)
+{
+    tgpy_limiter *self = of(object);
+    if (!self->limiter)
+        return Py_NewRef(self->off);
+    const tg_rule *rules = NULL;
+    const size_t rule_count = tg_limiter_rules(self->limiter, &rules);
+    return tgpy_decision_unasked(self->state, rules, rule_count);
+}
+
 bool
 tgpy_limiter_with(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, tgpy_asker *asker, void *what,
                   bool *asked)
@@ -217,9 +235,10 @@ tgpy_limiter_with(PyObject *object, PyObject *const *args, Py_ssize_t count, PyO
     struct call call;
     *asked = false;
     bool done = parse_call(self, args, count, names, true, &call);
-    if (done && self->limiter)
+    const bool asking = asks(self);
+    if (done && asking)
         done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
-    if (done && self->limiter) {
+    if (done && asking) {
         tg_error error;
         PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
         const tg_status status = asker(self->limiter, call.dimensions, call.dimension_count, call.cost, what, &error);
@@ -245,10 +264,8 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
     PyObject *made = NULL;
     if (!parse_call(self, args, count, names, true, &call))
         goto done;
-    if (!self->limiter || self->state->off) {
-        const tg_rule *rules = NULL;
-        const size_t rule_count = self->limiter ? tg_limiter_rules(self->limiter, &rules) : 0;
-        made = self->limiter ? tgpy_decision_unasked(self->state, rules, rule_count) : Py_NewRef(self->off);
+    if (!asks(self)) {
+        made = tgpy_limiter_unasked(object);
         goto done;
     }
     if (!tgpy_may_block(self->state, tg_limiter_store(self->limiter)))
@@ -286,9 +303,10 @@ administer(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
     tgpy_limiter *self = of(object);
     struct call call;
     bool done = parse_call(self, args, count, names, refund, &call);
-    if (done && self->limiter)
+    const bool asking = asks(self);
+    if (done && asking)
         done = tgpy_may_block(self->state, tg_limiter_store(self->limiter));
-    if (done && self->limiter) {
+    if (done && asking) {
         tg_error error;
         PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
         const tg_status status =
@@ -366,7 +384,7 @@ limiter_override(PyObject *object, PyObject *args, PyObject *kwargs)
     const bool somebody = count > 0 || dims;
     if (somebody)
         done = done && parse_call(self, values, count, names, false, &call);
-    if (done && self->limiter) {
+    if (done && asks(self)) {
         tg_error error;
         done = told(self, tg_limiter_override(self->limiter, somebody ? call.dimensions : NULL,
                                               somebody ? call.dimension_count : 0, rules, duration_us, &error), &error);
@@ -386,7 +404,7 @@ limiter_pause(PyObject *object, PyObject *seconds)
     tg_error error;
     if (seconds != Py_None && !standing_time(seconds, &duration_us))
         return NULL;
-    if (self->limiter && !told(self, tg_limiter_pause(self->limiter, duration_us, &error), &error))
+    if (asks(self) && !told(self, tg_limiter_pause(self->limiter, duration_us, &error), &error))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -410,8 +428,8 @@ ask(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names, 
     PyObject *(*waits)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *))
 {
     tgpy_limiter *self = of(object);
-    tg_store *store = self->limiter ? tg_limiter_store(self->limiter) : NULL;
-    tgpy_loop *loop = store && !self->state->off && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
+    tg_store *store = asks(self) ? tg_limiter_store(self->limiter) : NULL;
+    tgpy_loop *loop = store && tg_store_remote(store) ? tgpy_loop_of(self->state, store) : NULL;
     if (!loop)
         return PyErr_Occurred() ? NULL : tgpy_ready(self->state, waits(object, args, count, names));
     struct call call;

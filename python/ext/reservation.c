@@ -3,6 +3,7 @@
 #include "ext.h"
 
 #include <string.h>
+#include <unistd.h>
 
 typedef struct hold {
     PyObject_HEAD
@@ -10,6 +11,7 @@ typedef struct hold {
     PyObject *limiter;
     PyObject *decision;
     bool busy; /* another thread is settling it while a network is waited for */
+    pid_t process; /* that has reserved. A child forked meanwhile has a copy, and would give back or charge once more */
     tg_reservation reservation;
 } hold;
 
@@ -63,11 +65,12 @@ tgpy_reserve(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
     self->limiter = Py_NewRef(args[0]);
     self->decision = NULL;
     self->busy = false;
+    self->process = getpid();
     memset(self->reservation.id, 0, sizeof self->reservation.id);
     reserving.reservation = &self->reservation;
     if (tgpy_limiter_with(args[0], args + 2, count - 2, names, ask_reserve, &reserving, &asked))
         self->decision = asked ? tgpy_decision_new(state, args[0], &self->reservation.decision)
-                               : Py_NewRef(((tgpy_limiter *)args[0])->off);
+                               : tgpy_limiter_unasked(args[0]);
     if (!self->decision)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -90,6 +93,14 @@ limiter_of(const hold *self)
     return ((tgpy_limiter *)self->limiter)->limiter;
 }
 
+/* Whether something is left for this process to settle. */
+static bool
+is_held(const hold *self)
+{
+    static const uint8_t nothing[sizeof self->reservation.id];
+    return limiter_of(self) && memcmp(self->reservation.id, nothing, sizeof nothing) != 0 && self->process == getpid();
+}
+
 /* settle(actual) -> whether it is settled now */
 static PyObject *
 hold_settle(PyObject *object, PyObject *given)
@@ -99,7 +110,9 @@ hold_settle(PyObject *object, PyObject *given)
     tg_error error;
     if (!tgpy_cost(given, &actual))
         return NULL;
-    if (!limiter_of(self) || self->busy)
+    if (self->process != getpid())
+        Py_RETURN_FALSE;
+    if (!is_held(self) || self->busy)
         Py_RETURN_TRUE;
     tg_store *store = tg_limiter_store(limiter_of(self));
     if (!tgpy_may_block(self->state, store))
@@ -124,7 +137,7 @@ hold_renew(PyObject *object, PyObject *seconds)
     tg_error error;
     if (!lease_us_of(seconds, &lease_us))
         return NULL;
-    if (!limiter_of(self) || self->busy)
+    if (!is_held(self) || self->busy)
         Py_RETURN_FALSE;
     tg_store *store = tg_limiter_store(limiter_of(self));
     if (!tgpy_may_block(self->state, store))
@@ -149,14 +162,14 @@ get_decision(PyObject *self, void *Py_UNUSED(closure))
 static PyObject *
 get_held(PyObject *self, void *Py_UNUSED(closure))
 {
-    static const uint8_t nothing[16];
-    return PyBool_FromLong(memcmp(((hold *)self)->reservation.id, nothing, sizeof nothing) != 0);
+    return PyBool_FromLong(is_held((hold *)self));
 }
 
 static PyMethodDef hold_methods[] = {
     { "settle", hold_settle, METH_O,
       "settle($self, actual, /)\n--\n\n"
-      "Makes it `actual` units, once; False: the store did not answer, and the lease's end decides." },
+      "Makes it `actual` units, once; False: the store did not answer, and the lease's end decides; or another process has "
+      "reserved." },
     { "renew", hold_renew, METH_O,
       "renew($self, lease, /)\n--\n\n"
       "Holds it for so many seconds from now; False: it has ended, or the store did not answer." },
@@ -166,7 +179,7 @@ static PyMethodDef hold_methods[] = {
 
 static PyGetSetDef hold_getset[] = {
     { "decision", get_decision, NULL, "Of the hit that took the units.", NULL },
-    { "held", get_held, NULL, "Units are held and not settled.", NULL },
+    { "held", get_held, NULL, "Units are held by this process and not settled.", NULL },
     { NULL, NULL, NULL, NULL, NULL },
 };
 

@@ -131,7 +131,7 @@ tgpy_hit_within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObj
         return NULL;
     if (!tgpy_limiter_with(args[0], args + 2, count - 2, names, ask_within, &within, &asked))
         return NULL;
-    return asked ? tgpy_decision_new(state, args[0], &within.decision) : Py_NewRef(((tgpy_limiter *)args[0])->off);
+    return asked ? tgpy_decision_new(state, args[0], &within.decision) : tgpy_limiter_unasked(args[0]);
 }
 
 PyObject *
@@ -145,7 +145,8 @@ tgpy_limiter_kind(PyObject *module, PyObject *object)
     const tgpy_limiter *limiter = (tgpy_limiter *)object;
     tg_store *store = limiter->limiter ? tg_limiter_store(limiter->limiter) : NULL;
     PyObject *now = store && limiter->manual ? PyLong_FromUnsignedLongLong(tg_store_now_us(store)) : Py_NewRef(Py_None);
-    return now ? Py_BuildValue("(ON)", store && tg_store_remote(store) ? Py_True : Py_False, now) : NULL;
+    const bool remote = store && !state->off && tg_store_remote(store);
+    return now ? Py_BuildValue("(ON)", remote ? Py_True : Py_False, now) : NULL;
 }
 
 /* ---- Limiter.wait ---- */
@@ -266,7 +267,7 @@ tgpy_limiter_wait(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObj
     tgpy_limiter *limiter = (tgpy_limiter *)self;
     if (!done)
         return NULL;
-    return asked ? tgpy_decision_new(limiter->state, self, &within.decision) : Py_NewRef(limiter->off);
+    return asked ? tgpy_decision_new(limiter->state, self, &within.decision) : tgpy_limiter_unasked(self);
 }
 
 /* A method that is written in Python. */

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 import warnings
@@ -45,6 +46,19 @@ def check_judges(limiter: Limiter) -> None:
         except ValueError:
             return  # it puts identities together itself
         raise ConfigError(f'{limiter!r} does not say who is counted: give it by=, such as by="ip"')
+
+
+def open_gate(config: str | None, *, store: str | None, clock: ManualClock | None, timeout: float) -> Gate:
+    """The rules file of a middleware that was given no limiter."""
+    try:
+        return Gate(config, store=store, clock=clock, timeout=timeout)
+    except ConfigError:
+        if config or os.environ.get("TIDEGATE_CONFIG"):
+            raise
+    raise ConfigError(
+        "TidegateMiddleware has nothing to judge by: give it config= with a rules file, or set TIDEGATE_CONFIG; or "
+        'limiter=Limiter("100/minute", by="ip"), or a gate='
+    )
 
 
 def rules_of_numbers(limit: int | None, window_seconds: float | None) -> str:

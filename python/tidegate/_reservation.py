@@ -64,7 +64,8 @@ class Reservation:
         """Makes it `actual` units: gives back what was too much or takes what was too little, beyond the limit if it must.
         A second call does nothing.
 
-        False: the store did not answer, and the units come back when the lease ends. On a store that is asked over a
+        False: the store did not answer, and the units come back when the lease ends; or this is a child forked since: only
+        the process that has reserved settles, by this or by leaving its block. On a store that is asked over a
         network, inside of `async with`, it is done when the block is left; settle_async() does it now.
         """
         hold = self._held()
@@ -84,7 +85,8 @@ class Reservation:
         return await _elsewhere(functools.partial(hold.settle, actual)) if self._off_loop else hold.settle(actual)
 
     def renew(self, lease: float) -> bool:
-        """Moves the lease's end to `lease` seconds from now. False: it has ended or is settled, or the store did not answer."""
+        """Moves the lease's end to `lease` seconds from now. False: it has ended or is settled, or the store did not answer, or
+        another process has reserved."""
         return self._held().renew(lease)
 
     async def renew_async(self, lease: float) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from tidegate._core import Gate, Judgement, Limiter, ManualClock, asgi_enter, asgi_send, judge_asgi_async
-from tidegate._limits import UNROUTED, check_cost, check_judges, user_text
+from tidegate._limits import UNROUTED, check_cost, check_judges, open_gate, user_text
 from tidegate._outcome import ChargeWhen, Outcome, Pending, check_charge_when, give_back_async
 from tidegate._request_state import (
     BODY_BYTES_MAX,
@@ -85,7 +85,7 @@ class TidegateMiddleware:
             raise ValueError("charge_when= speaks of limiter=; a policy of a rules file has `count`")
         self.charge_when = charge_when
         if gate is None and (config is not None or not self.limiters):
-            gate = Gate(config, store=store, clock=clock, timeout=timeout)
+            gate = open_gate(config, store=store, clock=clock, timeout=timeout)
         self.gate = gate
         self.user = user
         self.plan = plan

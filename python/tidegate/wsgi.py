@@ -15,7 +15,7 @@ from http.client import responses
 from typing import Any, TypeAlias
 
 from tidegate._core import Gate, Judgement, Limiter, ManualClock, judge_wsgi, shown
-from tidegate._limits import Needs, check_cost, check_judges, user_text
+from tidegate._limits import Needs, check_cost, check_judges, open_gate, user_text
 from tidegate._outcome import ChargeWhen, Outcome, Pending, check_charge_when, give_back
 from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, refused, settle
 
@@ -73,7 +73,7 @@ class TidegateMiddleware:
         if charge_when is not None and not self.limiters:
             raise ValueError("charge_when= speaks of limiter=; a policy of a rules file has `count`")
         if gate is None and (config is not None or not self.limiters):
-            gate = Gate(config, store=store, clock=clock, timeout=timeout)
+            gate = open_gate(config, store=store, clock=clock, timeout=timeout)
         self.gate = gate
         self.user = user
         self.plan = plan

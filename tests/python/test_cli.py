@@ -471,6 +471,33 @@ def test_explain_shows_the_live_counts_and_takes_nothing(run: Run, tmp_path: Pat
             assert re.sub(r"\d+", "N", judgement.body.decode()) == re.sub(r"\d+", "N", told["answer"]["body"])
 
 
+def test_what_explain_says_the_request_would_leave_is_what_it_leaves(run: Run, tmp_path: Path) -> None:
+    path = rules(tmp_path, """\
+policies:
+  - {name: window, also: true, rules: 9/hour fixed_window; 20/day sliding_counter}
+  - {name: bucket, also: true, rules: 9/hour burst 7}
+  - {name: leaky, also: true, rules: 5/hour leaky_bucket, cost: 2}
+  - {name: log, rules: 6/hour}
+""")
+    store = f"shared://{tmp_path}/table"
+    gate = Gate(path, store=store)
+    options = ("--config", path, "--store", store, "--request", "/", "--ip", "192.0.2.1")
+    scope = {"type": "http", "method": "GET", "path": "/", "client": ("192.0.2.1", 1), "headers": []}
+    told = explained(run, *options)
+    for _ in range(3):
+        outcome, after = told["decision"]["outcome"], [rule["remaining_after"] for rule in told["rules"]]
+        assert gate.judge_asgi(scope).outcome == outcome
+        told = explained(run, *options)
+        assert [rule["remaining"] for rule in told["rules"]] == after
+    assert told["decision"]["outcome"] == "denied", "the leaky bucket, of which a request takes two places of five"
+    assert [rule["remaining_after"] for rule in told["rules"]] == after, "a request that is refused takes nothing"
+    assert "\n    4 of 6 left, as new in " in run("explain", *options).stdout
+    said = run("explain", *options[:-1], "192.0.2.2").stdout
+    assert "\n    9 of 9 left before this request, 8 after it" in said
+    assert "\n    5 of 5 left before this request, 3 after it" in said
+    assert "\nanswer    the application's own, with (as before this request)\n  X-RateLimit-Limit: 5\n" in said
+
+
 def test_explain_makes_no_table_and_says_that_there_is_none(run: Run, tmp_path: Path) -> None:
     path = rules(tmp_path, SITE)
     done = run("explain", "--config", path, "--store", f"shared://{tmp_path}/none", "--request", "/")

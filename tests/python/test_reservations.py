@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -211,6 +212,61 @@ def test_reserving_on_an_event_loop(limiter: Limiter) -> None:
         assert left(limiter) == 8900
 
     asyncio.run(main())
+
+
+def forked(child: Callable[[], bool]) -> bool:
+    """What a child answers that is forked here and leaves this function's callers by their own ends."""
+    pid = os.fork()
+    if pid == 0:
+        answer = 1
+        with contextlib.suppress(BaseException):
+            answer = 0 if child() else 1
+        os._exit(answer)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_only_the_process_that_reserved_settles_however_a_forked_child_leaves(limiter: Limiter) -> None:
+    with limiter.reserve("u", cost=4000) as one:
+
+        def leaves(actual: int | None, failing: bool) -> bool:
+            """As a child does that runs on where the block ends."""
+            if actual is not None and one.settle(actual):
+                return False
+            if one.renew(5):
+                return False
+            error = ValueError("in the child") if failing else None
+            one.__exit__(ValueError if failing else None, error, None)
+            return bool(one)
+
+        async def leaves_a_loop() -> bool:
+            try:
+                async with limiter.reserve("u", cost=100) as inner:
+                    pid = os.fork()
+                    if pid == 0:
+                        raise KeyboardInterrupt
+                    os.waitpid(pid, 0)
+                    return left(limiter) == 5900 and inner.settle(50)
+            except KeyboardInterrupt:
+                os._exit(0)
+
+        for actual in (None, 0, 1000, 9000):
+            for failing in (False, True):
+                assert forked(lambda actual=actual, failing=failing: leaves(actual, failing))  # type: ignore[misc]
+                assert left(limiter) == 6000
+        assert asyncio.run(leaves_a_loop())
+        assert left(limiter) == 5950
+        assert one.settle(1000), "its own process does"
+    assert left(limiter) == 8950
+
+
+def test_a_child_makes_reservations_of_its_own(limiter: Limiter) -> None:
+    def reserves() -> bool:
+        with limiter.reserve("u", cost=300) as one:
+            return one.settle(200)
+
+    with limiter.reserve("u", cost=4000):
+        assert forked(reserves)
+        assert left(limiter) == 5800
 
 
 def test_wrong_arguments_are_errors() -> None:

@@ -33,6 +33,7 @@ struct tg_cluster {
 
     bool secret_given, secret_known;
     bool warned_secret;
+    atomic_bool told_leases;
     char secret[128];
     tg_redis_keyring keyring;
 
@@ -48,6 +49,13 @@ typedef struct tg_part_call { /* what lies in one slot */
     redisReply *reply;
     tg_node *node; /* who answered */
     bool charged;
+    bool done;  /* each slot for itself: this one has answered */
+    /* Of a reservation; NULL else. Each node has its own clock, so each slot its own end. */
+    const tg_lease *lease;
+    tg_lease_op lease_op;
+    tg_lease own; /* what `lease` points to: the whole, with this slot's end */
+    uint64_t now_us, until_us; /* by the node's clock: when it answered, and the end that it then set */
+    bool there, full;          /* RENEW: it was still held; TAKE: no room for another */
 } tg_part_call;
 
 typedef struct tg_parts {

@@ -181,9 +181,8 @@ tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_err
 
 /* ---- reservations ---- */
 
-/* The beginning of an answer: the first byte, and the server's time. */
-static bool
-read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us)
+bool
+tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us)
 {
     uint64_t bits = 0;
     double number;
@@ -206,7 +205,7 @@ read_lease(tg_redis_store *store, const tg_call *call, const tg_target *targets,
 {
     uint8_t first = 0;
     uint64_t now_us = 0;
-    if (!read_head(reply, &first, &now_us)) {
+    if (!tg__redis_read_head(reply, &first, &now_us)) {
         tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", store->address.shown);
         return TG__TROUBLE_REFUSED;
     }
