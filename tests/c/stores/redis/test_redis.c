@@ -2,7 +2,7 @@
  * once, and target by target the answers of the table. What happens when it does not: test_failures.c.
  *
  * test-builds: plain asan tsan */
-#include "server.h"
+#include "one_server.h"
 
 #include "core/core.h"
 
@@ -13,37 +13,6 @@
 #else
 #define FEWER 1
 #endif
-
-static server redis;
-static char patient_uri[160]; /* numbers are looked at, not time: a busy machine is no fault */
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    server_init(&redis, true);
-    server_start(&redis, NULL);
-    snprintf(patient_uri, sizeof patient_uri, "%s?timeout_ms=2000", redis.uri);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    server_fini(&redis);
-    return 0;
-}
-
-static int
-begin(void **unused)
-{
-    (void)unused;
-    server_ask(&redis, NULL, "FLUSHALL");
-    unsetenv("TIDEGATE_SECRET");
-    forget_notices();
-    return 0;
-}
 
 /* ---- addresses ---- */
 
