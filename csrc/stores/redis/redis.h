@@ -167,6 +167,7 @@ typedef enum tg_script {
     TG__SCRIPT_HIT_COUNTER,
     TG__SCRIPT_HIT_BUCKET,
     TG__SCRIPT_HIT_MIXED, /* several algorithms in one call */
+    TG__SCRIPT_HIT_MORE,  /* held by a lease, or counted where it is denied */
     TG__SCRIPT_REFUND,
     TG__SCRIPT_SETTLE, /* also renews */
     TG__SCRIPTS
@@ -175,8 +176,8 @@ typedef enum tg_script {
 tg_text tg__redis_script(tg_script script); /* the whole text; assembled once, kept for good */
 tg_status tg__redis_scripts_init(tg_error *error);
 tg_text tg__redis_check_script(void);
-/* The one a call of these algorithms needs; `algorithms` has bit 1 << tg_algorithm set for each. */
-tg_script tg__redis_script_of(unsigned algorithms);
+/* The one for a plain hit under these algorithms: bit 1 << tg_algorithm set for each. */
+tg_script tg__redis_hit_script(unsigned algorithms);
 
 /* ---- keys ---- */
 
@@ -287,6 +288,7 @@ typedef struct tg_call {
     size_t key_count;
     unsigned algorithms;
     bool denied;  /* a `deny` rule is among them */
+    bool counts_denied; /* a denied hit is to be charged to one of them */
     size_t asked; /* targets that Redis is asked about */
     const tg_lease *lease; /* what a hit is held by, or what REFUND targets are settled or renewed of; else NULL */
     tg_lease_op lease_op;
