@@ -1069,10 +1069,14 @@ cluster_utc_offset_us(tg_store *store)
 static tg_status
 cluster_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
 {
-    (void)error;
     const tg_cluster *cluster = cluster_of(base);
+    tg_census census;
     *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&cluster->timeouts, memory_order_relaxed) };
-    return TG_OK;
+    const tg_status status = tg__keeper_census(base->keeper, &census, error);
+    stats->keys = census.keys;
+    stats->keys_bytes = census.bytes;
+    stats->keys_sampled = census.sampled;
+    return status;
 }
 
 /* ---- what operators see and set: in one slot, so on one node ---- */
@@ -1109,7 +1113,27 @@ look_again(tg_store *store, uint64_t deadline_us)
     tg__cluster_refresh(cluster_of(store), NULL, deadline_us, NULL);
 }
 
+static size_t
+hold_masters(tg_store *store, tg_redis_store **servers, size_t room)
+{
+    tg_cluster *cluster = cluster_of(store);
+    bool serves[TG__NODES_MAX] = { false };
+    size_t count = 0;
+    pthread_mutex_lock(&cluster->lock);
+    for (unsigned slot = 0; slot < TG__SLOTS; slot++)
+        if (cluster->owner[slot] != TG__NOBODY)
+            serves[cluster->owner[slot]] = true;
+    for (unsigned i = 0; i < TG__NODES_MAX && count < room; i++)
+        if (serves[i] && cluster->nodes[i]) {
+            cluster->nodes[i]->users++;
+            servers[count++] = &cluster->nodes[i]->store;
+        }
+    pthread_mutex_unlock(&cluster->lock);
+    return count;
+}
+
 static const tg_keeper_ways ways = {
+    .masters = hold_masters,
     .hold = keeping_node,
     .release = release_node,
     .heard = heard_from,
