@@ -16,8 +16,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 import sentinel
 from cluster import wait_for
 from sentinel import Site
-from server import Lateness, Server, server
-from test_redis_cluster import Load, wait_until
+from server import MachineLateness, Server, server
+from test_redis_cluster import Load
 
 NAMES = [f"name{i}" for i in range(12)]
 CALL = 0.06  # the deadline of 50 ms, and 10
@@ -36,7 +36,7 @@ def site() -> Iterator[Site]:
         yield one
 
 
-def calm(load: Load, late: Lateness, since: float) -> None:
+def calm(load: Load, late: MachineLateness, since: float) -> None:
     """Redis is back since then: 2 s later all calls are decided by it."""
     time.sleep(2.2)
     assert late.allows(load.last_failure - since, 2), "recovery within 2 s"
@@ -58,7 +58,7 @@ def check(load: Load, store: str, decided_before: dict[str, int], unknown_before
 def test_a_redis_that_stands_still_under_load_counts_each_hit_once_or_is_known_not_to_have_answered(
     redis: Server, tasks: bool
 ) -> None:
-    with Lateness() as late, Load(redis.uri, NAMES, tasks=tasks) as load:
+    with MachineLateness() as late, Load(redis.uri, NAMES, tasks=tasks) as load:
         time.sleep(0.3)
         redis.signal(signal.SIGSTOP)
         time.sleep(1)
@@ -72,7 +72,7 @@ def test_a_redis_that_stands_still_under_load_counts_each_hit_once_or_is_known_n
 
 @WAYS
 def test_a_redis_that_is_killed_under_load_and_comes_back_empty_counts_exactly_from_then_on(redis: Server, tasks: bool) -> None:
-    with Lateness() as late, Load(redis.uri, NAMES, tasks=tasks) as load:
+    with MachineLateness() as late, Load(redis.uri, NAMES, tasks=tasks) as load:
         time.sleep(0.3)
         redis.kill()
         time.sleep(1)
@@ -87,16 +87,17 @@ def test_a_redis_that_is_killed_under_load_and_comes_back_empty_counts_exactly_f
 @pytest.mark.parametrize(("planned", "tasks"), [(False, False), (False, True), (True, True)],
                          ids=["killed-threads", "killed-tasks", "planned-tasks"])  # fmt: skip
 def test_a_failover_by_a_sentinel_passes_under_load(site: Site, planned: bool, tasks: bool) -> None:
-    with Lateness() as late, Load(site.uri, NAMES, tasks=tasks) as load:
+    with MachineLateness() as late, Load(site.uri, NAMES, tasks=tasks) as load:
         wait_for("replication", lambda: len(site.replica.keys()) == len(NAMES))
         time.sleep(0.3)
         if planned:
             site.ask("SENTINEL", "FAILOVER", "site")
         else:
             site.master.kill()
-        wait_until(lambda: site.replica("ROLE")[0] == b"master")  # type: ignore[index]
+        # A sentinel cuts all connections of whoever it makes the master, ours too.
+        wait_for("a new master", lambda: site.replica("ROLE")[0] == b"master")  # type: ignore[index]
         told = [b"127.0.0.1", b"%d" % site.replica.port]
-        wait_until(lambda: site.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "site") == told)
+        wait_for("its name", lambda: site.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "site") == told)
         calm(load, late, time.monotonic())
         assert planned or load.unknown > 0, "by policy meanwhile"
     assert late.allows(load.slowest, CALL)
