@@ -27,7 +27,7 @@ check_lease(const tg_limiter *limiter, uint64_t lease_us, tg_error *error)
     if (lease_us < TG_LEASE_US_MIN || lease_us > TG_LEASE_US_MAX)
         return tg__error(error, TG_E_ARG, "a lease is 1 s to a day long, not %" PRIu64 " us", lease_us);
     if (!limiter->store->ops->lease)
-        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations: a table or one Redis server does",
+        return tg__error(error, TG_E_UNSUPPORTED, "store %s keeps no reservations: a table or Redis does",
                          limiter->store->ops->name);
     return TG_OK;
 }
@@ -95,6 +95,15 @@ held_targets(const tg_reservation *reservation, tg_target targets[TG_TARGETS_MAX
     return count;
 }
 
+/* What a store has written into the places of held_targets. */
+static void
+keep_places(tg_reservation *reservation, const uint32_t *places)
+{
+    for (size_t i = 0; i < reservation->decision.result_count; i++)
+        if (reservation->places[i] != NO_PLACE)
+            reservation->places[i] = *places++;
+}
+
 tg_status
 tg_reservation_settle(tg_limiter *limiter, tg_reservation *reservation, uint64_t actual, tg_error *error)
 {
@@ -114,6 +123,7 @@ tg_reservation_settle(tg_limiter *limiter, tg_reservation *reservation, uint64_t
         tg__success_seen(limiter->store);
         hold_nothing(reservation);
     } else {
+        keep_places(reservation, places); /* what is settled is not settled again */
         if (status == TG_E_STORE)
             tg__failure_seen(limiter->store, &told);
         if (error)
@@ -138,7 +148,9 @@ tg_reservation_renew(tg_limiter *limiter, tg_reservation *reservation, uint64_t 
     status = limiter->store->ops->lease(limiter->store, TG_LEASE_RENEW, targets, count, &lease, NULL, NULL, error);
     if (status == TG_OK && lease.over)
         return tg__error(error, TG_E_ARG, "this reservation's lease has ended: its units have been given back");
-    if (status == TG_OK)
+    if (status == TG_OK) {
         reservation->until_us = lease.until_us;
+        keep_places(reservation, places);
+    }
     return status;
 }

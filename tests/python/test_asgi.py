@@ -12,9 +12,11 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
-from tidegate import ConfigError, Gate, ManualClock
+from tidegate import ConfigError, Gate
 from tidegate.asgi import TidegateMiddleware
 from tidegate.fastapi import install, rate_limit
+
+from setting import Setting
 
 RULES = """
 store: {store}
@@ -39,21 +41,20 @@ policies:
 """
 
 
-class Setting:
+class RulesSetting(Setting):
     def __init__(self, folder: Path) -> None:
-        self.store = f"memory://{uuid.uuid4().hex}"
-        self.clock = ManualClock()
+        super().__init__()
         self.path = folder / "rules.yaml"
         self.path.write_text(RULES.format(store=self.store))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"config": str(self.path), "store": self.store, "clock": self.clock}
+        return {"config": str(self.path), **self.own}
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
-    return Setting(tmp_path)
+def setting(tmp_path: Path) -> RulesSetting:
+    return RulesSetting(tmp_path)
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -92,7 +93,7 @@ def http(path: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_plain_application_is_limited_and_its_constant_messages_stay_as_they_were(setting: Setting) -> None:
+def test_a_plain_application_is_limited_and_its_constant_messages_stay_as_they_were(setting: RulesSetting) -> None:
     client = TestClient(TidegateMiddleware(hello, **setting.arguments))
     answers = [client.get("/api/x") for _ in range(6)]
     assert [answer.status_code for answer in answers] == [200] * 5 + [429]
@@ -104,13 +105,13 @@ def test_a_plain_application_is_limited_and_its_constant_messages_stay_as_they_w
     assert refused.headers["Content-Length"] == str(len(refused.content))
 
 
-def test_what_no_policy_speaks_of_is_let_through_without_fields(setting: Setting) -> None:
+def test_what_no_policy_speaks_of_is_let_through_without_fields(setting: RulesSetting) -> None:
     client = TestClient(TidegateMiddleware(hello, **setting.arguments))
     assert statuses(client, "/elsewhere", 20) == [200] * 20
     assert "X-RateLimit-Limit" not in client.get("/elsewhere").headers
 
 
-def test_deny_is_403_and_a_head_refusal_has_no_body(setting: Setting) -> None:
+def test_deny_is_403_and_a_head_refusal_has_no_body(setting: RulesSetting) -> None:
     app = TidegateMiddleware(hello, **setting.arguments)
     assert TestClient(app).get("/closed").status_code == 403
     start, body = run(app, http("/closed", method="HEAD"))
@@ -119,7 +120,7 @@ def test_deny_is_403_and_a_head_refusal_has_no_body(setting: Setting) -> None:
 
 
 @pytest.mark.fault("R107")
-def test_lifespan_and_invented_scopes_pass_through_untouched(setting: Setting) -> None:
+def test_lifespan_and_invented_scopes_pass_through_untouched(setting: RulesSetting) -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -139,7 +140,7 @@ def test_lifespan_and_invented_scopes_pass_through_untouched(setting: Setting) -
 
 
 @pytest.mark.fault("R107")
-def test_startup_shutdown_and_a_websocket_echo_run_as_without_it(setting: Setting) -> None:
+def test_startup_shutdown_and_a_websocket_echo_run_as_without_it(setting: RulesSetting) -> None:
     events = []
 
     from contextlib import asynccontextmanager
@@ -165,7 +166,7 @@ def test_startup_shutdown_and_a_websocket_echo_run_as_without_it(setting: Settin
     assert events == ["up", "down"]
 
 
-def test_a_request_is_refused_before_its_body_is_read(setting: Setting) -> None:
+def test_a_request_is_refused_before_its_body_is_read(setting: RulesSetting) -> None:
     app = TidegateMiddleware(hello, **setting.arguments)
     for _ in range(5):
         run(app, http("/api/upload"))
@@ -175,7 +176,7 @@ def test_a_request_is_refused_before_its_body_is_read(setting: Setting) -> None:
 
 @pytest.mark.fault("R103")
 def test_mounted_applications_nested_too_are_limited(tmp_path: Path) -> None:
-    setting = Setting(tmp_path)
+    setting = RulesSetting(tmp_path)
     setting.path.write_text(
         f"store: {setting.store}\npolicies:\n"
         "  - {name: v1, match: {path: /v1/own}, rules: 5/minute}\n"
@@ -197,7 +198,7 @@ def test_mounted_applications_nested_too_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("R106")
-def test_a_websocket_handshake_is_refused_with_a_denial_response_where_offered(setting: Setting) -> None:
+def test_a_websocket_handshake_is_refused_with_a_denial_response_where_offered(setting: RulesSetting) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
@@ -221,7 +222,7 @@ def test_a_websocket_handshake_is_refused_with_a_denial_response_where_offered(s
 
 
 @pytest.mark.fault("R106")
-def test_upgrades_to_paths_without_a_websocket_are_counted_and_refused_with_1008(setting: Setting) -> None:
+def test_upgrades_to_paths_without_a_websocket_are_counted_and_refused_with_1008(setting: RulesSetting) -> None:
     app = FastAPI()
     app.add_middleware(TidegateMiddleware, **setting.arguments)
 
@@ -237,7 +238,7 @@ def test_upgrades_to_paths_without_a_websocket_are_counted_and_refused_with_1008
     assert closed.value.reason == "refused, retry after 60 s"
 
 
-def test_a_policy_by_route_is_met_before_routing_with_the_template_the_request_will_have(setting: Setting) -> None:
+def test_a_policy_by_route_is_met_before_routing_with_the_template_the_request_will_have(setting: RulesSetting) -> None:
     async def ok() -> str:
         return "ok"
 
@@ -255,7 +256,7 @@ def test_a_policy_by_route_is_met_before_routing_with_the_template_the_request_w
     assert [client.get(f"/routes/{uuid.uuid4().hex}").status_code for _ in range(2)] == [404, 429]
 
 
-def test_a_policy_by_user_asks_the_callable_sync_or_async(setting: Setting) -> None:
+def test_a_policy_by_user_asks_the_callable_sync_or_async(setting: RulesSetting) -> None:
     async def later(scope: Any) -> str | None:
         return now(scope)
 
@@ -281,7 +282,7 @@ def test_a_bad_rules_file_raises_where_the_middleware_is_made(tmp_path: Path, mo
             TidegateMiddleware(hello, limiter=nothing)
 
 
-def test_the_middleware_and_a_dependency_on_one_policy_charge_a_request_once(setting: Setting) -> None:
+def test_the_middleware_and_a_dependency_on_one_policy_charge_a_request_once(setting: RulesSetting) -> None:
     app = FastAPI()
     install(app, **setting.arguments)
     own = rate_limit(policy="login", **setting.arguments)
@@ -296,7 +297,7 @@ def test_the_middleware_and_a_dependency_on_one_policy_charge_a_request_once(set
     assert [answer.headers.get_list("X-RateLimit-Remaining") for answer in answers] == [["1"], ["0"], ["0"]]
 
 
-def test_what_the_middleware_took_is_given_back_when_a_dependency_refuses(setting: Setting) -> None:
+def test_what_the_middleware_took_is_given_back_when_a_dependency_refuses(setting: RulesSetting) -> None:
     app = FastAPI()
     gate = install(app, **setting.arguments)
     assert gate is not None
@@ -310,7 +311,7 @@ def test_what_the_middleware_took_is_given_back_when_a_dependency_refuses(settin
     assert client.get("/api/unknown").headers["X-RateLimit-Remaining"] == "3"
 
 
-def test_two_middlewares_with_one_file_charge_a_request_once(setting: Setting) -> None:
+def test_two_middlewares_with_one_file_charge_a_request_once(setting: RulesSetting) -> None:
     app = Starlette()
     for _ in range(2):
         app.add_middleware(TidegateMiddleware, **setting.arguments)
@@ -319,7 +320,7 @@ def test_two_middlewares_with_one_file_charge_a_request_once(setting: Setting) -
 
 
 @pytest.mark.fault("R115")
-def test_inside_the_stock_cors_middleware_a_refusal_carries_its_fields(setting: Setting) -> None:
+def test_inside_the_stock_cors_middleware_a_refusal_carries_its_fields(setting: RulesSetting) -> None:
     for installed in (True, False):
         app = FastAPI()
         if installed:
@@ -334,7 +335,7 @@ def test_inside_the_stock_cors_middleware_a_refusal_carries_its_fields(setting: 
 
 
 @pytest.mark.fault("R116")
-def test_preflights_are_free_and_never_refused(setting: Setting) -> None:
+def test_preflights_are_free_and_never_refused(setting: RulesSetting) -> None:
     app = FastAPI()
     app.add_middleware(TidegateMiddleware, **setting.arguments)
 
@@ -348,7 +349,7 @@ def test_preflights_are_free_and_never_refused(setting: Setting) -> None:
     assert [client.post("/login").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_reload_takes_the_new_rules_and_keeps_what_was_used(setting: Setting) -> None:
+def test_a_reload_takes_the_new_rules_and_keeps_what_was_used(setting: RulesSetting) -> None:
     gate = Gate(**setting.arguments)
     client = TestClient(TidegateMiddleware(hello, gate=gate))
     assert statuses(client, "/api/x", 3) == [200] * 3
@@ -362,7 +363,7 @@ def test_a_reload_takes_the_new_rules_and_keeps_what_was_used(setting: Setting) 
 
 
 def test_a_peer_that_uvicorn_has_replaced_is_not_walked_again(
-    setting: Setting, caplog: pytest.LogCaptureFixture
+    setting: RulesSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     setting.path.write_text(
         f'store: {setting.store}\ntrusted_proxies: ["127.0.0.1", "203.0.113.0/24"]\n'
@@ -380,13 +381,13 @@ def test_a_peer_that_uvicorn_has_replaced_is_not_walked_again(
     assert len(said) <= 1
 
 
-def test_scopes_without_a_client_have_the_answer_of_missing_identity(setting: Setting) -> None:
+def test_scopes_without_a_client_have_the_answer_of_missing_identity(setting: RulesSetting) -> None:
     app = TidegateMiddleware(hello, **setting.arguments)
     assert run(app, http("/api/x", client=None))[0]["status"] == 401
 
 
 def test_a_shared_stand_in_for_missing_parts_does_not_stand_in_for_a_route_that_can_be_found(tmp_path: Path) -> None:
-    setting = Setting(tmp_path)
+    setting = RulesSetting(tmp_path)
     setting.path.write_text(
         f"store: {setting.store}\npolicies:\n"
         "  - {name: routes, rules: 1/minute, by: route, missing_identity: shared}\n"
@@ -403,7 +404,7 @@ def test_a_shared_stand_in_for_missing_parts_does_not_stand_in_for_a_route_that_
     assert [client.get(path).status_code for path in ("/a/1", "/b/1", "/a/2", "/b/2")] == [200, 200, 429, 429]
 
 
-def test_nobody_is_asked_for_a_user_whom_no_policy_counts_until_a_reload_does(setting: Setting) -> None:
+def test_nobody_is_asked_for_a_user_whom_no_policy_counts_until_a_reload_does(setting: RulesSetting) -> None:
     asked = []
 
     def user(scope: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -15,12 +14,12 @@ import h2.connection
 import h2.events
 import httpx
 import pytest
-from tidegate import ConfigError, Gate, Limiter, ManualClock
+from tidegate import ConfigError, Limiter
 from tidegate.asgi import TidegateMiddleware
 
 from servers import Server
+from setting import MiddlewareSetting as Setting
 
-numbers = itertools.count()
 steps: list[str] = []
 
 
@@ -28,23 +27,6 @@ steps: list[str] = []
 def environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TIDEGATE_ENABLED", "TIDEGATE_STORE", "TIDEGATE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-
-
-class Setting:
-    """A store and a clock of this test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = f"memory://asgi-{next(numbers)}"
-        self.clock = ManualClock()
-        self.folder = folder
-
-    def limiter(self, rules: str = "2/minute", **settings: Any) -> Limiter:
-        return Limiter(rules, by=settings.pop("by", "ip"), store=self.store, clock=self.clock, **settings)
-
-    def gate(self, rules: str) -> Gate:
-        path = self.folder / "rules.yaml"
-        path.write_text(rules)
-        return Gate(path, store=self.store, clock=self.clock)
 
 
 @pytest.fixture
@@ -258,12 +240,13 @@ def test_a_stream_goes_out_piece_by_piece_as_it_is_made(setting: Setting) -> Non
             await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
+    limited = TidegateMiddleware(streaming, limiter=setting.limiter(), charge_when=lambda response: True)
+
     async def main() -> None:
         async def send(message: Any) -> None:
             made.append(message["type"].rpartition(".")[2] + message.get("body", b"").decode())
 
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.1", 5), "query_string": b""}
-        limited = TidegateMiddleware(streaming, limiter=setting.limiter(), charge_when=lambda response: True)
 
         async def receive() -> Any:
             raise AssertionError("nobody reads the body")

@@ -20,26 +20,17 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response as StarletteResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
-from tidegate import ConfigError, Decision, Limiter, ManualClock, RuleError
+from tidegate import ConfigError, Decision, Limiter, RuleError
 from tidegate.fastapi import RateLimit, RateLimited, install, rate_limit, user_rate_limit
+
+from setting import FaceSetting as Setting
 
 FIELDS = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 
 
-class Setting:
-    """A store and a clock of this test's own."""
-
-    def __init__(self) -> None:
-        self.store = f"memory://{uuid.uuid4().hex}"
-        self.clock = ManualClock()
-
-    def __call__(self, rules: str | None = "2/minute", **settings: Any) -> RateLimit:
-        return rate_limit(rules, store=self.store, clock=self.clock, **settings)
-
-
 @pytest.fixture
 def limit() -> Setting:
-    return Setting()
+    return Setting(rate_limit)
 
 
 def statuses(client: TestClient, path: str, count: int, **request: Any) -> list[int]:
@@ -239,7 +230,8 @@ def test_a_dependency_can_be_overridden_hashed_and_switched_off(limit: Setting) 
     client = TestClient(app)
     assert statuses(client, "/", 2) == [200, 429]
     assert {dependency: 1}[dependency] == 1
-    app.dependency_overrides[dependency] = lambda: Limiter("1/s", store=limit.store, clock=limit.clock).hit("x")
+    stand_in = Limiter("1/s", **limit.own).hit("x")
+    app.dependency_overrides[dependency] = lambda: stand_in
     assert statuses(client, "/", 1) == [200]
     app.dependency_overrides.clear()
     assert statuses(client, "/", 1) == [429]

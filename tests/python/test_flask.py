@@ -11,32 +11,20 @@ import pytest
 from flask import Blueprint, Flask, Response, abort, jsonify, redirect, stream_with_context
 from flask.testing import FlaskClient
 from flask.views import MethodView, View
-from tidegate import ConfigError, ManualClock, RuleError
+from tidegate import ConfigError, RuleError
 from tidegate.flask import RateLimit, RateLimited, Tidegate, rate_limit
 from werkzeug.exceptions import HTTPException, TooManyRequests
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
+from setting import FaceSetting as Setting
+
 FIELDS = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
-
-
-class Setting:
-    """A store and a clock of this test's own."""
-
-    def __init__(self) -> None:
-        self.store = f"memory://{uuid.uuid4().hex}"
-        self.clock = ManualClock()
-
-    def __call__(self, rules: str | None = "2/minute", **settings: Any) -> RateLimit:
-        return rate_limit(rules, store=self.store, clock=self.clock, **settings)
-
-    def gate(self, *arguments: Any, **settings: Any) -> Tidegate:
-        return Tidegate(*arguments, store=self.store, clock=self.clock, **settings)
 
 
 @pytest.fixture
 def limit() -> Setting:
-    return Setting()
+    return Setting(rate_limit, Tidegate)
 
 
 @pytest.fixture

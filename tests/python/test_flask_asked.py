@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import linecache
 import logging
 import threading
-import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,29 +15,16 @@ import flask
 import pytest
 from flask import Blueprint, Flask, Response
 from flask.views import MethodView, View
-from tidegate import ConfigError, Gate, ManualClock
+from tidegate import ConfigError, Gate
 from tidegate.flask import RateLimit, RateLimited, Tidegate, rate_limit
 
+from setting import FaceSetting as Setting
 from test_fastapi_store import standing_still
-
-
-class Setting:
-    """A store and a clock of this test's own."""
-
-    def __init__(self) -> None:
-        self.store = f"memory://{uuid.uuid4().hex}"
-        self.clock = ManualClock()
-
-    def __call__(self, rules: Any = "2/minute", **settings: Any) -> RateLimit:
-        return rate_limit(rules, store=self.store, clock=self.clock, **settings)
-
-    def gate(self, *arguments: Any, **settings: Any) -> Tidegate:
-        return Tidegate(*arguments, store=self.store, clock=self.clock, **settings)
 
 
 @pytest.fixture
 def limit() -> Setting:
-    return Setting()
+    return Setting(rate_limit, Tidegate)
 
 
 @pytest.fixture
@@ -107,12 +94,12 @@ def test_a_callable_that_answers_with_something_else_is_an_error_that_names_it(a
 
 
 def test_a_limit_made_in_a_view_is_warned_of_at_its_line(app: Flask, limit: Setting) -> None:
-    app.add_url_rule("/", "root", lambda: str(limit("5/minute")))
+    app.add_url_rule("/", "root", lambda: str(rate_limit("5/minute", **limit.own)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert get(app, "/") == [200]
     (told,) = [one for one in caught if "while a request is served" in str(one.message)]
-    assert told.filename == __file__
+    assert 'lambda: str(rate_limit("5/minute"' in linecache.getline(told.filename, told.lineno)
 
 
 # ---- by outcome ----

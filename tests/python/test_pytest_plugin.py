@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import server
 
 pytest_plugins = ["pytester"]
 
@@ -67,7 +71,7 @@ def test_nothing_waits_reserves_or_asks_a_store(tidegate_off):
 
     async def in_a_loop(limiter):
         for _ in range(3):
-            told = await limiter.hit_async("ann"), await limiter.wait_async("ann", timeout=0), await limiter.peek_async("ann")
+            told = [await ask("ann") for ask in (limiter.hit_async, limiter.wait_async, limiter.peek_async)]
             assert [(one.allowed, one.degraded, one.remaining) for one in told] == [(True, False, 1)] * 3
             async with limiter.reserve("ann") as reservation:
                 assert reservation and await reservation.settle_async(5) and reservation.decision.remaining == 1
@@ -219,3 +223,53 @@ def test_event_loops_opened_and_closed_for_each_test_leave_nothing_behind(projec
         """
     )
     project.runpytest_subprocess("-q", "-W", "error").assert_outcomes(passed=40)
+
+
+def test_one_limiter_on_redis_lives_through_fifty_tests_each_with_a_loop_of_its_own(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\n")
+    project.makepyfile(
+        test_shop="""
+        import asyncio, gc, os
+        import pytest
+        import uvloop
+        from fastapi import Depends, FastAPI
+        from fastapi.testclient import TestClient
+        from tidegate import Limiter
+        from tidegate.fastapi import install, rate_limit
+
+        store = os.environ["SHOP_REDIS"]
+        limiter = Limiter("1000/hour", name="all", store=store)
+        app = FastAPI()
+        install(app)
+
+        @app.get("/", dependencies=[Depends(rate_limit("1000/hour", name="page", store=store))])
+        async def root():
+            return "ok"
+
+        async def ask(number):
+            told = await asyncio.gather(*(limiter.hit_async("ann") for _ in range(3)))
+            assert [(one.degraded, one.remaining) for one in told] == [(False, 999 - number * 3 - k) for k in range(3)]
+            left = limiter.hit_async("bob")  # nobody awaits it, and the loop closes
+            if number % 2:
+                await asyncio.sleep(0)
+                return left
+
+        @pytest.mark.parametrize("number", range(50))
+        def test_in_a_loop_of_its_own(number):
+            before = len(os.listdir("/proc/self/fd"))
+            loop = (uvloop if number % 3 == 0 else asyncio).new_event_loop()
+            loop.run_until_complete(ask(number))
+            loop.close()
+            del loop
+            gc.collect()
+            assert limiter.peek("ann").remaining == 997 - number * 3
+            # Starlette's client opens a loop for each request.
+            told = [TestClient(app).get("/").headers["X-RateLimit-Remaining"] for _ in range(2)]
+            assert told == [str(999 - number * 2), str(998 - number * 2)]
+            assert len(os.listdir("/proc/self/fd")) <= before + (4 if number == 0 else 0)
+        """
+    )
+    with server() as redis:
+        os.environ["SHOP_REDIS"] = redis.patient
+        project.runpytest_subprocess("-q", "-W", "error").assert_outcomes(passed=50)
+        del os.environ["SHOP_REDIS"]

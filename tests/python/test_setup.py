@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import tempfile
@@ -79,6 +80,41 @@ def test_packages_are_installed_without_their_services_being_started(bare: Path)
     assert "DEBIAN_FRONTEND=noninteractive" in said[install]
     assert "tee /usr/sbin/policy-rc.d" in said[:install]
     assert "rm -f /usr/sbin/policy-rc.d" in said[install:]
+
+
+PIP = """\
+[[ $1 == -c ]] && exit
+[[ $2 == pip ]] || exit 9
+[[ $* == *-qq* ]] || printf '%s\\n' 'Collecting one>=1 (from -r list)' \\
+    '  Downloading https://a.test/b/one-1-py3-none-any.whl (5 kB)' 'Installing collected packages: one'
+echo "said: $*" >> "${0%/*}/said"
+"""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_on_a_terminal_setup_shows_in_one_line_what_pip_does_and_elsewhere_it_is_quiet(
+    bare: Path, terminal: bool
+) -> None:
+    (bare / "tree").chmod(0o755)
+    all_there = "while read -r name _; do printf '%s\\tii \\n' \"$name\"; done < "
+    stub(bare, "dpkg-query", f"{all_there}{bare}/tree/.ci/packages.txt")
+    (bare / "tree/.venv/bin").mkdir(parents=True)
+    (bare / "bin/python").symlink_to(bare / "tree/.venv/bin/python")
+    stub(bare, "python", PIP)
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        ["/bin/bash", bare / "tree/.ci/setup", "demo"], env={"PATH": str(bare / "bin")}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=theirs if terminal else subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(theirs)
+    said = os.read(ours, 65536).decode().replace("\r\n", "\n") if terminal else done.stderr
+    os.close(ours)
+    assert done.returncode == 0 and done.stdout == ""
+    first, _, rest = said.partition("\n")
+    assert first == "setup: installing .ci/requirements.txt into .venv, which takes a minute or two"
+    steps = ["looking for one>=1", "downloading one-1-py3-none-any.whl (5 kB)", "putting it all into .venv"]
+    assert rest == ("".join(f"\r\033[Ksetup:   {step}" for step in steps) + "\r\033[K" if terminal else "")
+    assert "--requirement .ci/requirements.txt" in (bare / "tree/.venv/bin/said").read_text()
 
 
 def test_make_reads_its_file_without_any_tool_that_setup_installs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import itertools
 import json
 import os
 import socket
@@ -20,33 +19,16 @@ from wsgiref.util import FileWrapper, setup_testing_defaults
 from wsgiref.validate import validator
 
 import pytest
-from tidegate import ConfigError, Gate, Limiter, ManualClock, RuleError
+from tidegate import ConfigError, Limiter, RuleError
 from tidegate.wsgi import TidegateMiddleware
 
-numbers = itertools.count()
+from setting import MiddlewareSetting as Setting
 
 
 @pytest.fixture(autouse=True)
 def environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TIDEGATE_ENABLED", "TIDEGATE_STORE", "TIDEGATE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-
-
-class Setting:
-    """A store and a clock of this test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = f"memory://wsgi-{next(numbers)}"
-        self.clock = ManualClock()
-        self.folder = folder
-
-    def limiter(self, rules: str = "2/minute", **settings: Any) -> Limiter:
-        return Limiter(rules, by=settings.pop("by", "ip"), store=self.store, clock=self.clock, **settings)
-
-    def gate(self, rules: str) -> Gate:
-        path = self.folder / "rules.yaml"
-        path.write_text(rules)
-        return Gate(path, store=self.store, clock=self.clock)
 
 
 @pytest.fixture

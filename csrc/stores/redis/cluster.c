@@ -16,6 +16,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -537,7 +538,10 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         trouble = tg__redis_ask(&node->store, question, deadline_us, reply, &unsent, error);
         if (trouble == TG__TROUBLE_TIMEOUT)
             atomic_fetch_add_explicit(&cluster->timeouts, 1, memory_order_relaxed);
-        tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
+        if (question->brief && trouble == TG__TROUBLE_TIMEOUT)
+            tg__breaker_shrugs(&node->store, probe);
+        else
+            tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
         if (trouble == TG__TROUBLE_MOVED && !*reply) { /* while greeting: where the secret is has changed */
             if (map_asked || !another_has_it(cluster, slot, deadline_us, &node))
                 map_asked = true;
@@ -667,10 +671,12 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     part_forget(cluster, part);
     tg__call_plan(&part->call, op, own, part->count);
     part->call.denied = look; /* only judged, as where a rule of the call denies by itself */
+    part->call.lease = part->lease;
+    part->call.lease_op = part->lease_op;
     if (part->call.asked == 0)
         return TG__TROUBLE_NONE;
     tg_inquiry question = { .op = op, .call = &part->call, .targets = own, .target_count = part->count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->reply, &part->node, error);
     if (trouble == TG__TROUBLE_NONE)
         atomic_store_explicit(&cluster->ahead_us, atomic_load_explicit(&part->node->store.ahead_us, memory_order_relaxed),
@@ -694,9 +700,17 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
         own[count++].stamp_us = result->stamp_us;
     }
     tg_call call;
+    tg_lease lease;
     tg__call_plan(&call, TG_OP_REFUND, own, count);
+    if (part->lease) { /* by its number, so exactly what was taken */
+        lease = part->own;
+        lease.until_us = part->until_us;
+        lease.actual = 0;
+        call.lease = &lease;
+        call.lease_op = TG_LEASE_SETTLE;
+    }
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     redisReply *reply = NULL;
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
@@ -728,6 +742,24 @@ tg__cluster_may_ask(tg_cluster *cluster, const tg_parts *parts, tg_error *error)
     return may;
 }
 
+/* What an answer says of the lease of its slot. */
+static tg_trouble
+hear_lease(tg_part_call *part, tg_error *error)
+{
+    uint8_t first = 0;
+    if (!tg__redis_read_head(part->reply, &first, &part->now_us)) {
+        tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", part->node->store.address.shown);
+        return TG__TROUBLE_REFUSED;
+    }
+    part->there = first != 0;
+    part->until_us = part->lease_op == TG_LEASE_SETTLE ? part->own.until_us : part->now_us + part->own.lease_us;
+    part->full = part->lease_op == TG_LEASE_TAKE && first == 2;
+    if (!part->full)
+        return TG__TROUBLE_NONE;
+    tg__error(error, TG_E_STORE, "%s: no room for another reservation", part->node->store.address.shown);
+    return TG__TROUBLE_REFUSED;
+}
+
 /* Asks one part and tells the results; `refused` is set when a target of it denies. */
 static tg_trouble
 judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_redis_keyring *keyring,
@@ -735,6 +767,8 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
            tg_error *error)
 {
     tg_trouble trouble = ask_part(cluster, op, part, look, keyring, targets, manual_now_us, deadline_us, error);
+    if (trouble == TG__TROUBLE_NONE && part->lease && !look)
+        trouble = hear_lease(part, error);
     if (trouble == TG__TROUBLE_NONE)
         trouble = tell(op, part, targets, false, results, error);
     for (size_t i = 0; i < part->count && trouble == TG__TROUBLE_NONE; i++) {
@@ -747,11 +781,18 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
 /* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
  * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
  * or a node stops answering, is there something to give back. */
+uint64_t
+tg__cluster_charges_until(uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    return now_us < deadline_us ? deadline_us - (deadline_us - now_us) / 5 : deadline_us;
+}
+
 static tg_trouble
 charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
        tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
-    const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
+    const uint64_t charges_until_us = tg__cluster_charges_until(deadline_us);
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false;
     if (!tg__cluster_may_ask(cluster, parts, error)) {
@@ -797,17 +838,72 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
                                  error);
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
-        } else { /* each slot for itself: when one fails the others are given back all the same */
-            const tg_trouble one = ask_part(cluster, op, part, false, keyring, targets, manual_now_us, deadline_us, error);
+        } else { /* each slot for itself: when one fails, or is silent, the others have their time all the same */
+            const uint64_t now_us = tg__monotonic_us();
+            const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / (parts->count - i) : deadline_us;
+            tg_trouble one = ask_part(cluster, op, part, false, keyring, targets, manual_now_us, until_us, error);
+            if (one == TG__TROUBLE_NONE && part->lease)
+                one = hear_lease(part, error);
+            part->done = one == TG__TROUBLE_NONE;
             trouble = one != TG__TROUBLE_NONE ? one : trouble;
         }
     }
     return trouble;
 }
 
+typedef struct tg_asking { /* what stands in front of the first slot that is asked */
+    tg_call call; /* as if all lay in one slot */
+    uint64_t manual_now_us, deadline_us;
+    tg_redis_keyring keyring;
+    tg_parts parts;
+} tg_asking;
+
+/* `answered`: nobody has to be asked. */
 static tg_status
-cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-              bool *overflow, tg_error *error)
+begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+             tg_result *results, tg_asking *now, bool *answered, tg_error *error)
+{
+    tg__call_plan(&now->call, op, targets, target_count);
+    *answered = tg__call_answer_alone(&now->call, op, target_count, results);
+    if (*answered)
+        return TG_OK;
+    now->manual_now_us = cluster->manual ? tg_clock_now_us(cluster->clock) : 0;
+    if (now->manual_now_us > TG__REDIS_CLOCK_US_MAX)
+        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
+                         TG__REDIS_CLOCK_US_MAX);
+    bool brief;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
+    if (tg__cluster_keyring(cluster, now->deadline_us, &now->keyring, error) != TG__TROUBLE_NONE)
+        return error->status = TG_E_STORE;
+    if (!tg__cluster_split(&now->keyring, targets, target_count, &now->parts))
+        return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
+    for (size_t i = 0; i < now->parts.count; i++)
+        now->parts.parts[i]->brief = brief;
+    for (size_t i = 0; i < target_count && now->call.denied; i++)
+        if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
+            results[i].allowed = results[i].charged = false;
+            results[i].remaining = results[i].reset_after_us = results[i].delay_us = results[i].stamp_us = 0;
+            results[i].retry_after_us = TG_NEVER;
+        }
+    return TG_OK;
+}
+
+static tg_status
+ask_all(tg_cluster *cluster, tg_op op, tg_asking *now, const tg_target *targets, tg_result *results, tg_error *error)
+{
+    const tg_trouble trouble = decide(cluster, op, &now->parts, now->call.denied, &now->keyring, targets, results,
+                                      now->manual_now_us, now->deadline_us, error);
+    for (size_t i = 0; i < now->parts.count; i++)
+        part_forget(cluster, &now->parts.room[i]);
+    if (trouble == TG__TROUBLE_NONE)
+        return TG_OK;
+    return error->status = TG_E_STORE;
+}
+
+static tg_status
+cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+              tg_result *results, bool *overflow, tg_error *error)
 {
     tg_cluster *cluster = cluster_of(base);
     tg_error own;
@@ -815,35 +911,122 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
     error->status = TG_OK;
     if (overflow)
         *overflow = false;
-    tg_call call;
-    tg__call_plan(&call, op, targets, target_count);
-    if (tg__call_answer_alone(&call, op, target_count, results))
-        return TG_OK;
-    const uint64_t manual_now_us = cluster->manual ? tg_clock_now_us(cluster->clock) : 0;
-    if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
-        return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
-                         TG__REDIS_CLOCK_US_MAX);
-    const uint64_t deadline_us = tg__monotonic_us() + cluster->timeout_us;
-    tg_redis_keyring keyring;
-    tg_parts parts;
-    tg_trouble trouble = tg__cluster_keyring(cluster, deadline_us, &keyring, error);
-    if (trouble == TG__TROUBLE_NONE && !tg__cluster_split(&keyring, targets, target_count, &parts))
-        return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
-    if (trouble == TG__TROUBLE_NONE) {
-        for (size_t i = 0; i < target_count && call.denied; i++)
-            if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
-                results[i].allowed = results[i].charged = false;
-                results[i].remaining = results[i].reset_after_us = results[i].delay_us = results[i].stamp_us = 0;
-                results[i].retry_after_us = TG_NEVER;
-            }
-        trouble = decide(cluster, op, &parts, call.denied, &keyring, targets, results, manual_now_us, deadline_us, error);
-        for (size_t i = 0; i < parts.count; i++)
-            part_forget(cluster, &parts.room[i]);
+    tg_asking now;
+    bool answered;
+    const tg_status status = begin_asking(cluster, op, targets, target_count, until_us, results, &now, &answered, error);
+    return status != TG_OK || answered ? status : ask_all(cluster, op, &now, targets, results, error);
+}
+
+/* ---- reservations ----
+ *
+ * One lease for each slot, all of one number. A place says how many milliseconds later than the reservation's its slot's
+ * lease ends: nodes' clocks differ. */
+
+#define NO_PLACE UINT32_MAX
+
+static uint64_t
+place_until(const tg_lease *lease, uint32_t place)
+{
+    return lease->until_us + (uint64_t)place * 1000;
+}
+
+/* The ends that the slots have set: the earliest, and by how much the others are later. */
+static void
+keep_ends(const tg_parts *parts, const bool *held, tg_lease *lease)
+{
+    uint64_t first_us = UINT64_MAX;
+    for (size_t i = 0; i < parts->count; i++)
+        for (size_t k = 0; k < parts->parts[i]->count; k++)
+            if (held[parts->parts[i]->index[k]] && parts->parts[i]->until_us < first_us)
+                first_us = parts->parts[i]->until_us;
+    lease->until_us = first_us;
+    for (size_t i = 0; i < parts->count; i++) {
+        const tg_part_call *part = parts->parts[i];
+        for (size_t k = 0; k < part->count; k++) {
+            const uint64_t later_ms = (part->until_us - first_us) / 1000;
+            if (held[part->index[k]])
+                lease->places[part->index[k]] = later_ms < NO_PLACE ? (uint32_t)later_ms : NO_PLACE - 1;
+        }
     }
-    if (trouble == TG__TROUBLE_NONE)
-        return TG_OK;
-    error->status = TG_E_STORE;
-    return TG_E_STORE;
+}
+
+static void
+taken(const tg_asking *now, size_t target_count, tg_lease *lease, const tg_result *results)
+{
+    bool held[TG_TARGETS_MAX], any = false;
+    for (size_t i = 0; i < target_count; i++) {
+        held[i] = results[i].charged;
+        any = any || held[i];
+        lease->places[i] = NO_PLACE;
+    }
+    if (any)
+        keep_ends(&now->parts, held, lease);
+    else
+        memset(lease->id, 0, sizeof lease->id);
+}
+
+/* Over when no slot has it any more, or one of them has given its part back: what was reset there owes nothing. */
+static void
+renewed(const tg_asking *now, size_t target_count, tg_lease *lease)
+{
+    bool held[TG_TARGETS_MAX], any = false;
+    for (size_t i = 0; i < now->parts.count; i++) {
+        const tg_part_call *part = now->parts.parts[i];
+        any = any || part->there;
+        lease->over = lease->over || (!part->there && part->now_us >= part->own.until_us);
+    }
+    lease->over = lease->over || !any;
+    for (size_t i = 0; i < target_count; i++)
+        held[i] = true;
+    keep_ends(&now->parts, held, lease);
+}
+
+static tg_status
+cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t target_count, tg_lease *lease,
+              tg_result *results, bool *overflow, tg_error *error)
+{
+    tg_cluster *cluster = cluster_of(base);
+    const tg_op as = op == TG_LEASE_TAKE ? TG_OP_HIT : TG_OP_REFUND;
+    tg_error own;
+    error = error ? error : &own;
+    error->status = TG_OK;
+    if (overflow)
+        *overflow = false;
+    lease->full = lease->over = false;
+    if (op == TG_LEASE_TAKE && getrandom(lease->id, sizeof lease->id, 0) != sizeof lease->id)
+        return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
+    tg_asking now;
+    bool answered;
+    tg_status status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
+    if (status == TG_OK && answered)
+        memset(lease->id, 0, sizeof lease->id);
+    if (status != TG_OK || answered)
+        return status;
+    for (size_t i = 0; i < now.parts.count; i++) {
+        tg_part_call *part = now.parts.parts[i];
+        part->own = *lease;
+        if (op != TG_LEASE_TAKE)
+            part->own.until_us = place_until(lease, lease->places[part->index[0]]);
+        part->lease = &part->own;
+        part->lease_op = op;
+    }
+    status = ask_all(cluster, as, &now, targets, results, error);
+    if (status == TG_OK && op == TG_LEASE_TAKE)
+        taken(&now, target_count, lease, results);
+    if (status == TG_OK && op == TG_LEASE_RENEW)
+        renewed(&now, target_count, lease);
+    for (size_t i = 0; i < now.parts.count && status != TG_OK; i++) {
+        const tg_part_call *part = now.parts.parts[i];
+        lease->full = lease->full || part->full;
+        for (size_t k = 0; k < part->count && op == TG_LEASE_SETTLE && part->done; k++)
+            lease->places[part->index[k]] = NO_PLACE; /* settled for good: whoever tries again tries the others */
+    }
+    if (lease->full && !atomic_exchange(&cluster->told_leases, true))
+        tg__notice("leases-full", "%s: a client has 512 reservations under way and gets no other; on_store_failure decides until "
+                                  "some are settled or end", cluster->address.shown);
+    if (status != TG_OK && op == TG_LEASE_TAKE)
+        memset(lease->id, 0, sizeof lease->id);
+    return status;
 }
 
 /* ---- the rest of what a store does ---- */
@@ -886,10 +1069,14 @@ cluster_utc_offset_us(tg_store *store)
 static tg_status
 cluster_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
 {
-    (void)error;
     const tg_cluster *cluster = cluster_of(base);
+    tg_census census;
     *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&cluster->timeouts, memory_order_relaxed) };
-    return TG_OK;
+    const tg_status status = tg__keeper_census(base->keeper, &census, error);
+    stats->keys = census.keys;
+    stats->keys_bytes = census.bytes;
+    stats->keys_sampled = census.sampled;
+    return status;
 }
 
 /* ---- what operators see and set: in one slot, so on one node ---- */
@@ -926,7 +1113,27 @@ look_again(tg_store *store, uint64_t deadline_us)
     tg__cluster_refresh(cluster_of(store), NULL, deadline_us, NULL);
 }
 
+static size_t
+hold_masters(tg_store *store, tg_redis_store **servers, size_t room)
+{
+    tg_cluster *cluster = cluster_of(store);
+    bool serves[TG__NODES_MAX] = { false };
+    size_t count = 0;
+    pthread_mutex_lock(&cluster->lock);
+    for (unsigned slot = 0; slot < TG__SLOTS; slot++)
+        if (cluster->owner[slot] != TG__NOBODY)
+            serves[cluster->owner[slot]] = true;
+    for (unsigned i = 0; i < TG__NODES_MAX && count < room; i++)
+        if (serves[i] && cluster->nodes[i]) {
+            cluster->nodes[i]->users++;
+            servers[count++] = &cluster->nodes[i]->store;
+        }
+    pthread_mutex_unlock(&cluster->lock);
+    return count;
+}
+
 static const tg_keeper_ways ways = {
+    .masters = hold_masters,
     .hold = keeping_node,
     .release = release_node,
     .heard = heard_from,
@@ -957,6 +1164,7 @@ static const tg_store_ops cluster_ops = {
     .name = "redis",
     .remote = true,
     .apply = cluster_apply,
+    .lease = cluster_lease,
     .async_open = tg__cluster_async_open,
     .admit_rule = cluster_admit_rule,
     .name_rule = cluster_name_rule,
@@ -1060,6 +1268,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     tg_status status = tg__redis_address_parse(uri, &cluster->address, error);
     if (cluster->address.timeout_us)
         cluster->timeout_us = cluster->address.timeout_us;
+    cluster->base.timeout_us = cluster->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)

@@ -2,6 +2,8 @@
  * that wait do (cluster.c says why in that order): all but the first slot are looked at, then each is charged, and what
  * was charged is given back when a later one denies or fails.
  *
+ * A hit over several slots whose caller has gone goes on without one until what it has charged is given back.
+ *
  * What can only be found out by waiting (who has which slot, the secret) is asked by a thread of its own, at most one for
  * each client, as a name is looked up. Must not enter: what replies mean; RESP; sockets. */
 #include "stores/redis/cluster.h"
@@ -14,6 +16,7 @@
 
 #define WAKE_NEVER UINT64_MAX
 #define TRIES_MAX 8
+#define GIVES_FOR_US 1000 /* at least: eight slots are then given back within 10 ms of any deadline */
 #define SCOUT_RESTS_US 50000 /* what it has found, or not, holds so long */
 
 typedef struct cluster_async cluster_async;
@@ -36,6 +39,14 @@ typedef enum phase {
     PHASE_TELL     /* of the slots that were given back, as they are now */
 } phase;
 
+/* What a decision needs of its caller's, once that has gone. */
+typedef struct keepsake {
+    tg_rule rules[TG_TARGETS_MAX];
+    tg_identity identities[TG_TARGETS_MAX]; /* where equal pointers stood, the first of them */
+    tg_target targets[TG_TARGETS_MAX];
+    tg_result results[TG_TARGETS_MAX];
+} keepsake;
+
 typedef struct deciding {
     struct deciding *before, *next; /* in the client's list of all */
     cluster_async *client;
@@ -45,7 +56,7 @@ typedef struct deciding {
     tg_result *results;
     tg_async_done *done;
     void *data;
-    uint64_t deadline_us, manual_now_us;
+    uint64_t deadline_us, charges_until_us, manual_now_us;
     bool denied, split, refused, concluded, beginning;
     tg_status status;
     tg_error error;
@@ -65,6 +76,7 @@ typedef struct deciding {
     tg_target own[TG_TARGETS_MAX];
     tg_result told[TG_TARGETS_MAX];
     size_t own_count;
+    keepsake *kept; /* cancelled: nobody waits for it; else NULL */
 } deciding;
 
 typedef struct scout { /* whoever ends last frees it: the thread, or the client */
@@ -332,6 +344,8 @@ take_out(deciding *one)
     client->pending--;
     tg__node_release(client->cluster, one->node);
     one->node = NULL;
+    free(one->kept);
+    one->kept = NULL;
     if (client->spare)
         free(one);
     else
@@ -407,7 +421,7 @@ go_on(deciding *one, bool failed)
         next_part(one, PHASE_CHARGE, 0);
         return true;
     case PHASE_CHARGE:
-        if (!failed && !one->refused) {
+        if (!failed && !one->refused && !one->kept) {
             next_part(one, PHASE_CHARGE, one->at + 1);
             return one->at < one->parts.count;
         }
@@ -417,7 +431,7 @@ go_on(deciding *one, bool failed)
         next_part(one, PHASE_GIVE, charged_part(one, one->at + 1));
         if (one->at < one->parts.count)
             return true;
-        if (one->status != TG_OK)
+        if (one->status != TG_OK || one->kept)
             return false;
         next_part(one, PHASE_TELL, charged_part(one, 0));
         return true;
@@ -444,9 +458,16 @@ take_answer(deciding *one)
 static void heard(void *data, tg_status status, const tg_error *error);
 static void moved(void *data, const char *reply);
 
+/* It was cancelled while this part was asked to charge: one that has not is not asked again. */
+static bool
+charges_for_nobody(const deciding *one)
+{
+    return one->kept && one->phase == PHASE_CHARGE;
+}
+
 /* What this part's node is to be asked. */
 static tg_op
-compose(deciding *one)
+compose(deciding *one, uint64_t *until_us)
 {
     const tg_part_call *part = part_of(one);
     one->own_count = 0;
@@ -468,10 +489,9 @@ compose(deciding *one)
     one->how.keyring = &one->keyring;
     one->how.moved = moved;
     one->how.look = one->denied || one->phase == PHASE_LOOK || one->phase == PHASE_TELL;
-    /* A part of the time is kept for giving back. */
-    one->how.deadline_us = one->deadline_us;
-    if (charges && (one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE))
-        one->how.deadline_us -= one->client->cluster->timeout_us / 5;
+    *until_us = charges && (one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE) ? one->charges_until_us : one->deadline_us;
+    if (one->phase == PHASE_GIVE && *until_us < tg__monotonic_us() + GIVES_FOR_US)
+        *until_us = tg__monotonic_us() + GIVES_FOR_US; /* late or not, it is to go out */
     return one->phase == PHASE_GIVE ? TG_OP_REFUND : one->op;
 }
 
@@ -542,10 +562,11 @@ advance(deciding *one)
         one->call = NULL;
         one->tries++;
         if (one->asked) {
-            const tg_op op = compose(one);
+            uint64_t until_us;
+            const tg_op op = compose(one, &until_us);
             enter(client);
-            status = tg__redis_async_begin_node(one->asked->inner, &one->how, op, one->own, one->own_count, one->told, heard,
-                                                one, &one->call, &one->error);
+            status = tg__redis_async_begin_node(one->asked->inner, &one->how, op, one->own, one->own_count, until_us,
+                                                one->told, heard, one, &one->call, &one->error);
             leave(client);
         }
         if (status == TG_OK && one->call)
@@ -576,7 +597,7 @@ heard(void *data, tg_status status, const tg_error *error)
         return;
     }
     /* Nothing ran: perhaps another node has the slot by now. */
-    if (status != TG_OK && one->how.unsent && one->phase != PHASE_TELL && wait_for_scout(one))
+    if (status != TG_OK && one->how.unsent && one->phase != PHASE_TELL && !charges_for_nobody(one) && wait_for_scout(one))
         return;
     if (go_on(one, status != TG_OK))
         advance(one);
@@ -597,9 +618,12 @@ moved(void *data, const char *reply)
         return;
     }
     const uint64_t now_us = tg__monotonic_us();
-    if (strncmp(reply, "TRYAGAIN", 8) == 0) { /* keys of one slot, half of them moved: the rest will be in a moment */
+    if (charges_for_nobody(one)) {
+        ;
+    } else if (strncmp(reply, "TRYAGAIN", 8) == 0) { /* keys of one slot, half of them moved: the rest will be in a moment */
         const uint64_t pause_us = UINT64_C(500) << (one->pauses < 4 ? one->pauses++ : 4);
-        if (now_us + 2 * pause_us < one->how.deadline_us) {
+        const bool charges = one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE;
+        if (now_us + 2 * pause_us < (charges ? one->charges_until_us : one->deadline_us)) {
             pthread_mutex_lock(&client->cluster->lock);
             one->node = one->asked->node; /* with ASKING where that was how */
             one->node->users++;
@@ -671,8 +695,8 @@ after_scout(cluster_async *client)
 /* ---- called from outside ---- */
 
 static tg_status
-async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+            tg_result *results, tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
 {
     cluster_async *client = of(base);
     tg_cluster *cluster = client->cluster;
@@ -690,6 +714,10 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     if (client->pending >= TG_ASYNC_PENDING_MAX)
         return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", cluster->address.shown,
                          TG_ASYNC_PENDING_MAX);
+    uint64_t deadline_us;
+    bool brief;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
     deciding *one = client->spare ? client->spare : malloc(sizeof *one);
     client->spare = NULL;
     if (!one)
@@ -701,7 +729,8 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     one->results = results;
     one->done = done;
     one->data = data;
-    one->deadline_us = tg__monotonic_us() + cluster->timeout_us;
+    one->deadline_us = deadline_us;
+    one->charges_until_us = tg__cluster_charges_until(deadline_us);
     one->manual_now_us = manual_now_us;
     one->denied = plan.denied;
     one->split = one->refused = one->concluded = one->scouted = one->map_asked = false;
@@ -711,9 +740,10 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     one->tries = one->pauses = 0;
     one->again_at_us = 0;
     one->node = one->missed = NULL;
-    one->how = (tg_node_call){ .asking = false };
+    one->how = (tg_node_call){ .brief = brief };
     one->asked = NULL;
     one->call = NULL;
+    one->kept = NULL;
     one->before = NULL;
     one->next = client->first;
     if (one->next)
@@ -743,13 +773,76 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
 }
 
 static void
+nobody_hears(void *data, tg_status status, const tg_error *error)
+{
+    (void)data, (void)status, (void)error;
+}
+
+/* Whether something is left to do for which nobody needs to wait: giving back. A refund over several slots is one too. */
+static bool
+leaves_work(const deciding *one)
+{
+    if (!one->split || one->parts.count < 2 || one->client->closing || !ours(one->client))
+        return false;
+    return one->op == TG_OP_REFUND || one->phase == PHASE_GIVE ||
+           (one->phase == PHASE_CHARGE && (one->call || charged_part(one, 0) < one->parts.count));
+}
+
+/* So that it can go on when its caller's memory is gone. false: no memory. */
+static bool
+keep(deciding *one)
+{
+    keepsake *kept = malloc(sizeof *kept);
+    if (!kept)
+        return false;
+    for (size_t i = 0; i < one->target_count; i++) {
+        size_t same = 0;
+        while (one->targets[same].identity != one->targets[i].identity)
+            same++;
+        kept->rules[i] = *one->targets[i].rule;
+        if (same == i)
+            kept->identities[i] = *one->targets[i].identity;
+        kept->targets[i] = one->targets[i];
+        kept->targets[i].rule = &kept->rules[i];
+        kept->targets[i].identity = &kept->identities[same];
+        kept->targets[i].sight = NULL;
+        if (one->results)
+            kept->results[i] = one->results[i];
+        for (size_t k = 0; k < one->own_count; k++) /* what is asked just now */
+            if (one->own[k].rule == one->targets[i].rule && one->own[k].identity == one->targets[i].identity) {
+                one->own[k].rule = kept->targets[i].rule;
+                one->own[k].identity = kept->targets[i].identity;
+                one->own[k].sight = NULL;
+            }
+    }
+    one->kept = kept;
+    one->targets = kept->targets;
+    one->results = one->results ? kept->results : NULL;
+    one->done = nobody_hears;
+    return true;
+}
+
+/* Nobody waits for it any more, but what it has charged has to be given back: it stays one of those that are pending, with the
+ * deadline that it had. */
+static void
 async_cancel(tg_store_async *base, tg_store_call *call)
 {
+    cluster_async *client = of(base);
     deciding *one = (deciding *)call;
-    if (one->call)
-        one->asked->inner->ops->cancel(one->asked->inner, one->call);
-    (void)base;
-    take_out(one);
+    if (!leaves_work(one) || !keep(one)) {
+        if (one->call)
+            one->asked->inner->ops->cancel(one->asked->inner, one->call);
+        take_out(one);
+        return;
+    }
+    if (one->call || one->phase != PHASE_CHARGE)
+        return;
+    one->scouted = false; /* it waited to charge another */
+    one->again_at_us = 0;
+    next_part(one, PHASE_GIVE, charged_part(one, 0));
+    enter(client);
+    advance(one);
+    leave(client);
 }
 
 static void

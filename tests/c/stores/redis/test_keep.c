@@ -2,40 +2,12 @@
  * nothing is counted twice, nothing stands for ever.
  *
  * test-builds: plain asan tsan */
-#include "server.h"
+#include "one_server.h"
 
 #include "core/core.h"
 #include "stores/redis/keep.h"
 
-static server redis;
-static char uri[160];
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    server_init(&redis, true);
-    server_start(&redis, NULL);
-    snprintf(uri, sizeof uri, "%s?timeout_ms=2000", redis.uri);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    server_fini(&redis);
-    return 0;
-}
-
-static int
-begin(void **unused)
-{
-    (void)unused;
-    server_ask(&redis, NULL, "FLUSHALL");
-    forget_notices();
-    return 0;
-}
+static const char *const uri = patient_uri;
 
 /* Read by somebody who counts nothing. */
 static tg_policy_metrics

@@ -2,7 +2,7 @@
  * once, and target by target the answers of the table. What happens when it does not: test_failures.c.
  *
  * test-builds: plain asan tsan */
-#include "server.h"
+#include "one_server.h"
 
 #include "core/core.h"
 
@@ -13,37 +13,6 @@
 #else
 #define FEWER 1
 #endif
-
-static server redis;
-static char patient_uri[160]; /* numbers are looked at, not time: a busy machine is no fault */
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    server_init(&redis, true);
-    server_start(&redis, NULL);
-    snprintf(patient_uri, sizeof patient_uri, "%s?timeout_ms=2000", redis.uri);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    server_fini(&redis);
-    return 0;
-}
-
-static int
-begin(void **unused)
-{
-    (void)unused;
-    server_ask(&redis, NULL, "FLUSHALL");
-    unsetenv("TIDEGATE_SECRET");
-    forget_notices();
-    return 0;
-}
 
 /* ---- addresses ---- */
 
@@ -496,8 +465,8 @@ every_target_is_answered_as_the_table_answers_it(void **unused)
                     targets[i].charged = targets[j].charged;
         tg_error error = { .message = "" };
         bool overflow;
-        if (here->ops->apply(here, op, targets, count, a, &overflow, &error) != TG_OK ||
-            there->ops->apply(there, op, targets, count, b, &overflow, &error) != TG_OK)
+        if (here->ops->apply(here, op, targets, count, 0, a, &overflow, &error) != TG_OK ||
+            there->ops->apply(there, op, targets, count, 0, b, &overflow, &error) != TG_OK)
             fail_msg("round %d: %s", round, error.message);
         if (op > TG_OP_PEEK)
             continue;
@@ -528,8 +497,8 @@ every_target_is_answered_as_the_table_answers_it(void **unused)
                     own[owned++].stamp_us = a[i].stamp_us;
                 }
             if (owned > 0) {
-                assert_int_equal(here->ops->apply(here, TG_OP_REFUND, own, owned, NULL, NULL, NULL), TG_OK);
-                assert_int_equal(there->ops->apply(there, TG_OP_REFUND, own, owned, NULL, NULL, NULL), TG_OK);
+                assert_int_equal(here->ops->apply(here, TG_OP_REFUND, own, owned, 0, NULL, NULL, NULL), TG_OK);
+                assert_int_equal(there->ops->apply(there, TG_OP_REFUND, own, owned, 0, NULL, NULL, NULL), TG_OK);
             }
         }
     }
