@@ -37,6 +37,7 @@ tg__call_plan(tg_call *call, tg_op op, const tg_target *targets, size_t target_c
             call->key_of[i] = call->key_of[call->first_of[i]];
         call->asked++;
         call->algorithms |= 1u << targets[i].rule->algorithm;
+        call->counts_denied |= targets[i].counts_denied != 0;
     }
 }
 
@@ -72,7 +73,7 @@ put_number(uint8_t *at, double number)
     return at;
 }
 
-/* What common.lua's rule_of() reads. */
+/* What common.lua's rule_of() and more.lua's refund_of() read. */
 static void
 put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
 {
@@ -144,7 +145,9 @@ tg__call_script(const tg_call *call, tg_op op)
 {
     if (call->lease && call->lease_op != TG_LEASE_TAKE)
         return TG__SCRIPT_SETTLE;
-    return op == TG_OP_REFUND ? TG__SCRIPT_REFUND : tg__redis_script_of(call->algorithms);
+    if (op == TG_OP_REFUND)
+        return TG__SCRIPT_REFUND;
+    return call->lease || call->counts_denied ? TG__SCRIPT_HIT_MORE : tg__redis_hit_script(call->algorithms);
 }
 
 bool

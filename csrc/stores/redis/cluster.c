@@ -538,7 +538,10 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         trouble = tg__redis_ask(&node->store, question, deadline_us, reply, &unsent, error);
         if (trouble == TG__TROUBLE_TIMEOUT)
             atomic_fetch_add_explicit(&cluster->timeouts, 1, memory_order_relaxed);
-        tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
+        if (question->brief && trouble == TG__TROUBLE_TIMEOUT)
+            tg__breaker_shrugs(&node->store, probe);
+        else
+            tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
         if (trouble == TG__TROUBLE_MOVED && !*reply) { /* while greeting: where the secret is has changed */
             if (map_asked || !another_has_it(cluster, slot, deadline_us, &node))
                 map_asked = true;
@@ -673,7 +676,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     if (part->call.asked == 0)
         return TG__TROUBLE_NONE;
     tg_inquiry question = { .op = op, .call = &part->call, .targets = own, .target_count = part->count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->reply, &part->node, error);
     if (trouble == TG__TROUBLE_NONE)
         atomic_store_explicit(&cluster->ahead_us, atomic_load_explicit(&part->node->store.ahead_us, memory_order_relaxed),
@@ -707,7 +710,7 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
         call.lease_op = TG_LEASE_SETTLE;
     }
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     redisReply *reply = NULL;
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
@@ -778,11 +781,18 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
 /* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
  * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
  * or a node stops answering, is there something to give back. */
+uint64_t
+tg__cluster_charges_until(uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    return now_us < deadline_us ? deadline_us - (deadline_us - now_us) / 5 : deadline_us;
+}
+
 static tg_trouble
 charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
        tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
-    const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
+    const uint64_t charges_until_us = tg__cluster_charges_until(deadline_us);
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false;
     if (!tg__cluster_may_ask(cluster, parts, error)) {
@@ -850,8 +860,8 @@ typedef struct tg_asking { /* what stands in front of the first slot that is ask
 
 /* `answered`: nobody has to be asked. */
 static tg_status
-begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-             tg_asking *now, bool *answered, tg_error *error)
+begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+             tg_result *results, tg_asking *now, bool *answered, tg_error *error)
 {
     tg__call_plan(&now->call, op, targets, target_count);
     *answered = tg__call_answer_alone(&now->call, op, target_count, results);
@@ -861,11 +871,15 @@ begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t tar
     if (now->manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    now->deadline_us = tg__monotonic_us() + cluster->timeout_us;
+    bool brief;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
     if (tg__cluster_keyring(cluster, now->deadline_us, &now->keyring, error) != TG__TROUBLE_NONE)
         return error->status = TG_E_STORE;
     if (!tg__cluster_split(&now->keyring, targets, target_count, &now->parts))
         return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
+    for (size_t i = 0; i < now->parts.count; i++)
+        now->parts.parts[i]->brief = brief;
     for (size_t i = 0; i < target_count && now->call.denied; i++)
         if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
             results[i].allowed = results[i].charged = false;
@@ -888,8 +902,8 @@ ask_all(tg_cluster *cluster, tg_op op, tg_asking *now, const tg_target *targets,
 }
 
 static tg_status
-cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-              bool *overflow, tg_error *error)
+cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+              tg_result *results, bool *overflow, tg_error *error)
 {
     tg_cluster *cluster = cluster_of(base);
     tg_error own;
@@ -899,7 +913,7 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
         *overflow = false;
     tg_asking now;
     bool answered;
-    const tg_status status = begin_asking(cluster, op, targets, target_count, results, &now, &answered, error);
+    const tg_status status = begin_asking(cluster, op, targets, target_count, until_us, results, &now, &answered, error);
     return status != TG_OK || answered ? status : ask_all(cluster, op, &now, targets, results, error);
 }
 
@@ -983,7 +997,7 @@ cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t t
         return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
     tg_asking now;
     bool answered;
-    tg_status status = begin_asking(cluster, as, targets, target_count, results, &now, &answered, error);
+    tg_status status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
     if (status == TG_OK && answered)
         memset(lease->id, 0, sizeof lease->id);
     if (status != TG_OK || answered)
@@ -1055,10 +1069,14 @@ cluster_utc_offset_us(tg_store *store)
 static tg_status
 cluster_stats(tg_store *base, tg_store_stats *stats, tg_error *error)
 {
-    (void)error;
     const tg_cluster *cluster = cluster_of(base);
+    tg_census census;
     *stats = (tg_store_stats){ .timeouts = atomic_load_explicit(&cluster->timeouts, memory_order_relaxed) };
-    return TG_OK;
+    const tg_status status = tg__keeper_census(base->keeper, &census, error);
+    stats->keys = census.keys;
+    stats->keys_bytes = census.bytes;
+    stats->keys_sampled = census.sampled;
+    return status;
 }
 
 /* ---- what operators see and set: in one slot, so on one node ---- */
@@ -1095,7 +1113,27 @@ look_again(tg_store *store, uint64_t deadline_us)
     tg__cluster_refresh(cluster_of(store), NULL, deadline_us, NULL);
 }
 
+static size_t
+hold_masters(tg_store *store, tg_redis_store **servers, size_t room)
+{
+    tg_cluster *cluster = cluster_of(store);
+    bool serves[TG__NODES_MAX] = { false };
+    size_t count = 0;
+    pthread_mutex_lock(&cluster->lock);
+    for (unsigned slot = 0; slot < TG__SLOTS; slot++)
+        if (cluster->owner[slot] != TG__NOBODY)
+            serves[cluster->owner[slot]] = true;
+    for (unsigned i = 0; i < TG__NODES_MAX && count < room; i++)
+        if (serves[i] && cluster->nodes[i]) {
+            cluster->nodes[i]->users++;
+            servers[count++] = &cluster->nodes[i]->store;
+        }
+    pthread_mutex_unlock(&cluster->lock);
+    return count;
+}
+
 static const tg_keeper_ways ways = {
+    .masters = hold_masters,
     .hold = keeping_node,
     .release = release_node,
     .heard = heard_from,
@@ -1230,6 +1268,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     tg_status status = tg__redis_address_parse(uri, &cluster->address, error);
     if (cluster->address.timeout_us)
         cluster->timeout_us = cluster->address.timeout_us;
+    cluster->base.timeout_us = cluster->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)

@@ -93,8 +93,6 @@ typedef struct tg_redis_wire {
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 
-uint64_t tg__monotonic_us(void);
-
 /* These end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
 tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error);
 /* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
@@ -167,6 +165,7 @@ typedef enum tg_script {
     TG__SCRIPT_HIT_COUNTER,
     TG__SCRIPT_HIT_BUCKET,
     TG__SCRIPT_HIT_MIXED, /* several algorithms in one call */
+    TG__SCRIPT_HIT_MORE,  /* held by a lease, or counted where it is denied */
     TG__SCRIPT_REFUND,
     TG__SCRIPT_SETTLE, /* also renews */
     TG__SCRIPTS
@@ -175,8 +174,8 @@ typedef enum tg_script {
 tg_text tg__redis_script(tg_script script); /* the whole text; assembled once, kept for good */
 tg_status tg__redis_scripts_init(tg_error *error);
 tg_text tg__redis_check_script(void);
-/* The one a call of these algorithms needs; `algorithms` has bit 1 << tg_algorithm set for each. */
-tg_script tg__redis_script_of(unsigned algorithms);
+/* The one for a plain hit under these algorithms: bit 1 << tg_algorithm set for each. */
+tg_script tg__redis_hit_script(unsigned algorithms);
 
 /* ---- keys ---- */
 
@@ -275,6 +274,8 @@ void tg__greeting_end(tg_greeting *greeting);
 /* Whether this call may ask Redis. `probe`: it finds out whether trouble is over, and must be heard of. */
 bool tg__breaker_passes(tg_redis_store *store, bool *probe);
 void tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe);
+/* In place of that: the call could not find out how Redis is. */
+void tg__breaker_shrugs(tg_redis_store *store, bool probe);
 
 /* ---- one call ---- */
 
@@ -287,6 +288,7 @@ typedef struct tg_call {
     size_t key_count;
     unsigned algorithms;
     bool denied;  /* a `deny` rule is among them */
+    bool counts_denied; /* a denied hit is to be charged to one of them */
     size_t asked; /* targets that Redis is asked about */
     const tg_lease *lease; /* what a hit is held by, or what REFUND targets are settled or renewed of; else NULL */
     tg_lease_op lease_op;
@@ -314,6 +316,7 @@ typedef struct tg_inquiry {
     const tg_redis_keyring *keyring; /* NULL: the connection's */
     uint64_t manual_now_us;
     bool asking;
+    bool brief; /* of a cluster's: see tg__question_time */
 } tg_inquiry;
 
 tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
@@ -326,8 +329,14 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* The beginning of an answer of hit.lua or settle.lua: the first byte, and the server's time. */
 bool tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us);
-/* Tells the breaker; TG_OK or TG_E_STORE. */
-tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
+/* Tells the breaker; TG_OK or TG_E_STORE. `brief`: as tg__question_time said. */
+tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool brief, tg_error *error);
+
+/* How long a question has: until `until_us` of tg_store_ops.apply, or, with 0, for `timeout_us`. TG_E_STORE: nothing is left.
+ *
+ * brief  other questions of its judgement have used more than half: who does not answer in the rest is not in trouble yet */
+tg_status tg__question_time(const char *shown, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
+                            tg_error *error);
 
 /* ---- a cluster ---- */
 

@@ -1,6 +1,6 @@
 -- Gives units back. A key that is not there stays so.
 for i = 1, #ARGV - 1 do
-    local rule = rule_of(i)
-    give[rule.algorithm](KEYS[rule.key], now, rule)
+    local rule = refund_of(i)
+    give(rule.key, now, rule)
 end
 return 'OK'

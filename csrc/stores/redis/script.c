@@ -23,17 +23,33 @@
     extern const char tg__lua_##name##_end[] __attribute__((visibility("hidden")))
 
 EMBED(common);
+EMBED(one);
+EMBED(rules);
+EMBED(judge);
+EMBED(hit);
+EMBED(mixed);
 EMBED(fixed_window);
+EMBED(fixed_window_one);
+EMBED(fixed_window_rule);
 EMBED(sliding_log);
 EMBED(sliding_counter);
+EMBED(sliding_counter_one);
+EMBED(sliding_counter_rule);
 EMBED(bucket);
-EMBED(hit);
+EMBED(bucket_one);
+EMBED(bucket_rule);
+EMBED(more);
+EMBED(mixed_more);
+EMBED(fixed_window_more);
+EMBED(sliding_log_more);
+EMBED(sliding_counter_more);
+EMBED(bucket_more);
+EMBED(hold);
 EMBED(refund);
 EMBED(settle);
 EMBED(check);
 
 #define PIECE(name) { tg__lua_##name, (size_t)(tg__lua_##name##_end - tg__lua_##name) }
-#define PIECES_MAX 6
 
 static tg_text texts[TG__SCRIPTS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -56,19 +72,28 @@ assemble(tg_script script, const tg_text *pieces, size_t count)
     return true;
 }
 
+#define ASSEMBLE(script, ...)                                                                                          \
+    assemble(script, (const tg_text[]){ __VA_ARGS__ }, sizeof((const tg_text[]){ __VA_ARGS__ }) / sizeof(tg_text))
+#define ONE(algorithm) \
+    PIECE(common), PIECE(algorithm), PIECE(one), PIECE(algorithm##_one), PIECE(rules), PIECE(algorithm##_rule)
+#define ANY                                                                                                            \
+    PIECE(common), PIECE(rules), PIECE(fixed_window), PIECE(fixed_window_rule), PIECE(sliding_log),                    \
+        PIECE(sliding_counter), PIECE(sliding_counter_rule), PIECE(bucket), PIECE(bucket_rule), PIECE(mixed)
+#define MORE                                                                                                           \
+    PIECE(more), PIECE(fixed_window_more), PIECE(sliding_log_more), PIECE(sliding_counter_more), PIECE(bucket_more),   \
+        PIECE(mixed_more)
+
 static void
 assemble_all(void)
 {
-    const tg_text common = PIECE(common), fixed = PIECE(fixed_window), log = PIECE(sliding_log),
-                  counter = PIECE(sliding_counter), bucket = PIECE(bucket), hit = PIECE(hit), refund = PIECE(refund),
-                  settle = PIECE(settle);
-    complete = assemble(TG__SCRIPT_HIT_FIXED, (tg_text[]){ common, fixed, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_LOG, (tg_text[]){ common, log, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_COUNTER, (tg_text[]){ common, counter, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_BUCKET, (tg_text[]){ common, bucket, hit }, 3) &&
-               assemble(TG__SCRIPT_HIT_MIXED, (tg_text[]){ common, fixed, log, counter, bucket, hit }, 6) &&
-               assemble(TG__SCRIPT_REFUND, (tg_text[]){ common, fixed, log, counter, bucket, refund }, 6) &&
-               assemble(TG__SCRIPT_SETTLE, (tg_text[]){ common, fixed, log, counter, bucket, settle }, 6);
+    complete = ASSEMBLE(TG__SCRIPT_HIT_FIXED, ONE(fixed_window), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_LOG, PIECE(common), PIECE(rules), PIECE(sliding_log), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_COUNTER, ONE(sliding_counter), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_BUCKET, ONE(bucket), PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_MIXED, ANY, PIECE(judge), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_HIT_MORE, ANY, MORE, PIECE(judge), PIECE(hold), PIECE(hit)) &&
+               ASSEMBLE(TG__SCRIPT_REFUND, ANY, MORE, PIECE(refund)) &&
+               ASSEMBLE(TG__SCRIPT_SETTLE, ANY, MORE, PIECE(settle));
 }
 
 tg_status
@@ -91,7 +116,7 @@ tg__redis_check_script(void)
 }
 
 tg_script
-tg__redis_script_of(unsigned algorithms)
+tg__redis_hit_script(unsigned algorithms)
 {
     switch (algorithms) {
     case 1u << TG_FIXED_WINDOW:

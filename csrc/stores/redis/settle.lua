@@ -3,9 +3,9 @@
 local id, ends, value = unpack('<c8dd', ARGV[1], 10)
 local there = 0
 for i = 1, #ARGV - 1 do
-    local rule = rule_of(i)
-    local a, key = rule.algorithm, KEYS[rule.key]
-    local _, found = look[a](key, now, rule)
+    local rule = refund_of(i)
+    local key = rule.key
+    local _, found = look(key, now, rule)
     local at = lease_find(rule.leases, id)
     if at then
         there = 1
@@ -14,18 +14,18 @@ for i = 1, #ARGV - 1 do
     if op == 4 then
         if at then
             rule.leases = lease_add(rule.leases, id, now + value, rule.cost, rule.stamp, rule.option)
-            save[a](key, now, rule, found)
+            save(key, now, rule, found)
         end
     else
         local already = (at or now < ends) and rule.cost or 0
         if at and value < rule.cost then
             rule.cost = rule.cost - value
-            back[a](key, now, rule, found)
+            give_back(key, now, rule, found)
         elseif value > already then
             rule.cost, rule.forced = value - already, true
-            take[a](key, now, rule, found)
+            take(key, now, rule, found)
         elseif at then
-            save[a](key, now, rule, found)
+            save(key, now, rule, found)
         end
     end
 end

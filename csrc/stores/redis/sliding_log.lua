@@ -70,8 +70,53 @@ local function hold(key, leases)
     if head then call('LSET', key, 0, head:sub(1, 12) .. leases) end
 end
 
+-- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there
+-- is next to nothing behind it.
+local function give_own(key, rule, log)
+    local step = rule.option > 0 and rule.option or 1
+    local wanted = floor(rule.stamp / step)
+    local from, to = log.first, call('LLEN', key) - 1
+    local last = to
+    while from < to do
+        local middle = floor((from + to) / 2)
+        if floor(entry(call('LINDEX', key, middle)) / step) >= wanted then to = middle else from = middle + 1 end
+    end
+    local rows = call('LRANGE', key, from - 1, last)
+    local _, base = entry(rows[1])
+    if beyond(log.before, base) > 0 then base = log.before end
+    local at, cost, previous = {}, {}, base
+    for i = 2, #rows do
+        local sum
+        at[i], sum = entry(rows[i])
+        cost[i] = beyond(sum, previous)
+        if cost[i] > 0 then previous = sum end
+    end
+    local rest = rule.cost
+    for i = #rows, 2, -1 do
+        if floor(at[i] / step) == wanted then
+            local given = rest < cost[i] and rest or cost[i]
+            cost[i], rest = cost[i] - given, rest - given
+        end
+    end
+    if rest == rule.cost then return end
+    local batch, sum = {}, base
+    if #rows > 64 then call('LTRIM', key, 0, from - 1) end
+    for i = 2, #rows do
+        sum = (sum + cost[i]) % 1099511627776
+        local text = entry_text(at[i], sum)
+        if #rows > 64 then
+            batch[#batch + 1] = text
+            if #batch == 512 or i == #rows then
+                call('RPUSH', key, _G.unpack(batch))
+                batch = {}
+            end
+        elseif text ~= rows[i] then
+            call('LSET', key, from - 2 + i, text)
+        end
+    end
+end
+
 -- What has ended is given back at once: units in a log are not given back in passing.
-local give_own
 local function log_now(key, now, rule)
     local log = log_at(key, now, rule)
     if log.empty or #log.head[1] == 12 then return log end
@@ -117,7 +162,7 @@ end
 
 -- For the client: units within the period, the newest entry, with whose departure this cost fits, with whose the log is
 -- fresh, which leaves next; -1 where there is none.
-look[2] = function(key, now, rule)
+local function log_look(key, now, rule)
     local log = log_now(key, now, rule)
     local own = 0
     if rule.charged then own = rule.cost < log.units and rule.cost or log.units end
@@ -134,7 +179,7 @@ look[2] = function(key, now, rule)
     return fits, log, pack('<ddddd', log.units, log.newest or -1, makes_room, last, leaves)
 end
 
-local function log_take(key, now, rule, log)
+local function log_append(key, now, rule, log)
     local cost = cost_taken(rule, log.units, 34359738368) -- TG_LOG_HELD_MAX: sums stay within 2^39 of each other
     local lasts = expiry(log.now + rule.period - now)
     if log.empty then
@@ -164,133 +209,9 @@ local function log_take(key, now, rule, log)
     call('PEXPIRE', key, lasts)
 end
 
-take[2] = function(key, now, rule, log)
-    log_take(key, now, rule, log)
+local function log_take(key, now, rule, log)
+    log_append(key, now, rule, log)
     if rule.leases then hold(key, rule.leases) end
 end
 
--- Appends the hit and drops the oldest entries that the limit no longer needs: only its newest units decide anything.
-knock[2] = function(key, now, rule, log)
-    local but_one = beyond(log.before, log.sum_but_one) > 0 and log.before or log.sum_but_one
-    local merges = rule.option > 0 and floor(log.newest / rule.option) == floor(log.now / rule.option)
-    local newest = beyond(log.sum, but_one)
-    local kept, before, position = log.units, log.before, log.first
-    local rows, at = call('LRANGE', key, position, position + 15), 1
-    while rows[at] and not (merges and kept <= newest) do
-        local _, sum = entry(rows[at])
-        local cost = beyond(sum, before)
-        if kept - cost + rule.cost < rule.limit then break end
-        if cost > 0 then before = sum end
-        kept, position, at = kept - cost, position + 1, at + 1
-        if at > 16 then rows, at = call('LRANGE', key, position, position + 15), 1 end
-    end
-    local sum = log.units > 0 and log.sum or log.before
-    if merges then
-        sum = (sum + held_denied(newest, rule.limit, rule.cost) - newest) % 1099511627776
-        call('LSET', key, -1, entry_text(log.now, sum))
-    else
-        call('RPUSH', key, entry_text(log.now, (sum + rule.cost) % 1099511627776))
-    end
-    if position > 1 then call('LTRIM', key, position - 1, -1) end
-    call('LSET', key, 0, entry_text(0, before) .. (rule.leases or ''))
-    call('PEXPIRE', key, expiry(log.now + rule.period - now))
-end
-
--- Takes units out of the entries of one time, newest first, and moves the sums behind them. Right after the hit there
--- is next to nothing behind it.
-give_own = function(key, rule, log)
-    local step = rule.option > 0 and rule.option or 1
-    local wanted = floor(rule.stamp / step)
-    local from, to = log.first, call('LLEN', key) - 1
-    local last = to
-    while from < to do
-        local middle = floor((from + to) / 2)
-        if floor(entry(call('LINDEX', key, middle)) / step) >= wanted then to = middle else from = middle + 1 end
-    end
-    local rows = call('LRANGE', key, from - 1, last)
-    local _, base = entry(rows[1])
-    if beyond(log.before, base) > 0 then base = log.before end
-    local at, cost, previous = {}, {}, base
-    for i = 2, #rows do
-        local sum
-        at[i], sum = entry(rows[i])
-        cost[i] = beyond(sum, previous)
-        if cost[i] > 0 then previous = sum end
-    end
-    local rest = rule.cost
-    for i = #rows, 2, -1 do
-        if floor(at[i] / step) == wanted then
-            local given = rest < cost[i] and rest or cost[i]
-            cost[i], rest = cost[i] - given, rest - given
-        end
-    end
-    if rest == rule.cost then return end
-    local batch, sum = {}, base
-    if #rows > 64 then call('LTRIM', key, 0, from - 1) end
-    for i = 2, #rows do
-        sum = (sum + cost[i]) % 1099511627776
-        local text = entry_text(at[i], sum)
-        if #rows > 64 then
-            batch[#batch + 1] = text
-            if #batch == 512 or i == #rows then
-                call('RPUSH', key, _G.unpack(batch))
-                batch = {}
-            end
-        elseif text ~= rows[i] then
-            call('LSET', key, from - 2 + i, text)
-        end
-    end
-end
-
--- Oldest first: counting begins `given` further on, and what lies before weighs nothing any more. Entries that have
--- left keep their units for a clock that goes back, and so are moved along; when that were long work they are
--- forgotten.
-local function give_oldest(key, log, given)
-    local mark, gone = (log.before + given) % 1099511627776, log.first - 1
-    if gone > 0 and gone <= 64 then
-        local rows = call('LRANGE', key, 0, log.first + 64)
-        local emptied = log.first -- position behind the last entry that is given back whole
-        while emptied < #rows do
-            local _, sum = entry(rows[emptied + 1])
-            if beyond(sum, mark) > 0 then break end
-            emptied = emptied + 1
-        end
-        if emptied <= log.first + 64 then
-            for i = 0, emptied - 1 do
-                local at, sum = entry(rows[i + 1])
-                if i >= log.first then
-                    sum = mark
-                elseif beyond(log.mark, sum) > 0 then
-                    sum = log.mark + given
-                else
-                    sum = sum + given
-                end
-                call('LSET', key, i, entry_text(at, sum % 1099511627776))
-            end
-            return
-        end
-    end
-    if gone > 0 then call('LTRIM', key, gone, -1) end
-    call('LSET', key, 0, entry_text(0, mark))
-end
-
-give[2] = function(key, now, rule)
-    local log = log_now(key, now, rule)
-    if log.units == 0 then return end
-    if rule.own then return give_own(key, rule, log) end
-    local given = rule.cost < log.units and rule.cost or log.units
-    give_oldest(key, log, given)
-    if rule.leases then hold(key, rule.leases) end
-end
-
-stamp[2] = function(_, log) return log.now end
-
-save[2] = function(key, _, rule)
-    hold(key, rule.leases)
-end
-
-back[2] = function(key, _, rule)
-    local newest = log_at(key, 0, rule)
-    if newest.units > 0 then give_own(key, rule, newest) end
-    hold(key, rule.leases)
-end
+local look, take = log_look, log_take

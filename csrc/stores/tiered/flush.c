@@ -242,7 +242,7 @@ send_batch(tg_flush *flush, message *batch)
 {
     tg_tiered *tiered = flush->tiered;
     const uint64_t epoch = tg__tiered_epoch(tiered);
-    const bool sent = tiered->inner->ops->apply(tiered->inner, TG_OP_HIT, batch->targets, batch->count, batch->results,
+    const bool sent = tiered->inner->ops->apply(tiered->inner, TG_OP_HIT, batch->targets, batch->count, 0, batch->results,
                                                 NULL, NULL) == TG_OK;
     const uint64_t heard_us = tg__tiered_now_us(tiered);
     for (size_t i = 0; i < batch->count; i++) {
