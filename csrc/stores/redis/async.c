@@ -22,7 +22,7 @@
 #define ENDS_AT_ONCE 256
 #define SENDS_AT_ONCE 512
 #define READ_BYTES 16384
-#define READS_BEFORE_LATE 16
+#define READS_BEFORE_LATE 32
 #define WAKE_NEVER UINT64_MAX
 
 typedef struct redis_async redis_async;
