@@ -169,8 +169,9 @@ typedef struct tg_store_uri {
     tg_text rest;   /* between "://" and "?" */
     struct {
         tg_text name, value;
-    } options[8];
+    } options[16];
     size_t option_count;
+    bool tiered; /* tiers stand before it, whose own options have been taken out */
 } tg_store_uri;
 
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
@@ -186,6 +187,7 @@ tg_status tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why,
 tg_status tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error);
 tg_status tg__table_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 tg_status tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
+tg_status tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);

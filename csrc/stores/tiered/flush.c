@@ -247,7 +247,7 @@ send_batch(tg_flush *flush, message *batch)
     const uint64_t heard_us = tg__tiered_now_us(tiered);
     for (size_t i = 0; i < batch->count; i++) {
         tg_sight *sight = &batch->sights[i];
-        const bool seen = sent && sight->now_us != NOT_SEEN;
+        const bool seen = sight->now_us != NOT_SEEN; /* of a cluster perhaps some: each is charged by itself */
         if (seen)
             tg__sight_take(&batch->targets[i], sight);
         place *at = hold_patiently(flush, batch->places[i]);
