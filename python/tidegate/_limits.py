@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from tidegate._core import ConfigError, Gate, Limiter, ManualClock
@@ -87,6 +87,8 @@ def rules_of_numbers(limit: int | None, window_seconds: float | None) -> str:
 def dimensions(by: Kind | Sequence[Kind]) -> tuple[list[str], dict[str, Asked]]:
     """`by` as the list of its dimensions, and the callables among them under the name that they are counted by: a callable
     `tenant` is the kind "key:tenant", in every process."""
+    if not isinstance(by, (str, Iterable)) and not callable(by):
+        raise TypeError(f"by must be a str, a callable or a sequence of them, not {type(by).__name__}")
     entries = [by] if isinstance(by, str) or callable(by) else list(by)
     texts: list[str] = []
     asked: dict[str, Asked] = {}

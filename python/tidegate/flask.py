@@ -262,7 +262,9 @@ def _written(function: Any) -> Any:
 
 
 def _note(written: Any, attribute: str, value: object) -> None:
-    setattr(written, attribute, (*getattr(written, attribute, ()), value))
+    noted = getattr(written, attribute, ())
+    if value not in noted:  # Flask-RESTX and Flask-RESTful decorate a method anew for each request
+        setattr(written, attribute, (*noted, value))
 
 
 # How many views of an application have been looked through.

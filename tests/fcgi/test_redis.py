@@ -19,7 +19,8 @@ from client import ABORT, AUTHORIZER, Connection, Request, ask, record
 from fcgi_daemon import Daemon, wait_for
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Lateness, Server, server  # noqa: E402
+from detour import detour  # noqa: E402
+from server import Lateness, Server, free_port, server  # noqa: E402
 
 RULES = """\
 policies:
@@ -122,6 +123,26 @@ def test_several_loops_admit_the_limit_exactly(start: Callable[..., Daemon], red
     for thread in threads:
         thread.join()
     assert statuses == {200: 700, 429: 300}
+
+
+def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stops_after_the_first(
+    start: Callable[..., Daemon],
+) -> None:
+    modes = ("enforce", "challenge", "shadow")
+    kinds = "".join(f"  - {{name: {mode}, mode: {mode}, also: true, rules: 1000/hour}}\n" for mode in modes)
+    with server(port=free_port()) as redis, detour(redis) as way:
+        daemon = start("policies:\n" + kinds, "--store", way.uri)
+        assert ask(daemon.address).status == 200
+        assert way.decisions == 3
+        way.delay = 0.03
+        way.answered = lambda count: redis.signal(signal.SIGSTOP)
+        with Connection(daemon.address) as connection, Lateness() as late:
+            began = time.monotonic()
+            answer = connection.ask(Request())
+            took = time.monotonic() - began
+            assert late.allows(took, 0.05 + 0.01), took
+        assert answer.status == 200 and answer["X-RateLimit-Remaining"], "the first question was answered"
+        assert took > 0.045, "the second had what was left"
 
 
 def test_while_redis_hangs_the_loop_waits_for_nobody_and_each_is_answered_by_its_policy_in_time(

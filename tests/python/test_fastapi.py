@@ -21,7 +21,7 @@ from starlette.responses import Response as StarletteResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 from tidegate import ConfigError, Decision, Limiter, RuleError
-from tidegate.fastapi import RateLimit, RateLimited, install, rate_limit, user_rate_limit
+from tidegate.fastapi import RateLimit, RateLimited, install, message_limit, rate_limit, user_rate_limit
 
 from setting import FaceSetting as Setting
 
@@ -275,7 +275,7 @@ def test_enabled_false_and_the_environment_switch_a_limit_off(limit: Setting, mo
         ({"rules": "5/minute", "by": "colour"}, ConfigError, "colour"),
         ({"rules": "5/minute", "by": []}, ConfigError, "by must name"),
         ({"rules": "5/minute", "by": [1]}, TypeError, "by must be a str"),
-        ({"rules": "5/minute", "by": 1}, TypeError, "iterable"),
+        ({"rules": "5/minute", "by": 1}, TypeError, "by must be a str, a callable or a sequence of them, not int"),
         ({"rules": "5/minute", "name": "a", "prefix": "b"}, ConfigError, "exclude each other"),
         ({"rules": "5/minute", "cost": -1}, ValueError, "cost"),
         ({"rules": "5/minute", "cost": 1.5}, TypeError, "cost must be an int"),
@@ -807,3 +807,25 @@ def test_a_limit_without_depends_is_told_what_to_write() -> None:
 
         @FastAPI().get("/", dependencies=[limit])  # type: ignore[list-item]
         def index() -> None: ...
+
+
+@pytest.mark.fault("R104")
+@pytest.mark.parametrize("made", [rate_limit, message_limit])
+def test_a_limit_written_as_a_decorator_above_or_below_the_route_stops_the_import_and_says_what_to_write(
+    made: Any,
+) -> None:
+    limit = made("5/minute", store="memory://decorator")
+    words = rf"{made.__name__}\(\.\.\.\) is no decorator: give the route dependencies=\[Depends\({made.__name__}"
+    app = FastAPI()
+    route = app.get if made is rate_limit else app.websocket
+    with pytest.raises(TypeError, match=words):
+
+        @route("/below")
+        @limit
+        async def below() -> None: ...
+
+    with pytest.raises(TypeError, match=words):
+
+        @limit
+        @route("/above")
+        async def above() -> None: ...

@@ -544,7 +544,10 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         trouble = tg__redis_ask(&node->store, question, deadline_us, reply, &unsent, error);
         if (trouble == TG__TROUBLE_TIMEOUT)
             atomic_fetch_add_explicit(&cluster->timeouts, 1, memory_order_relaxed);
-        tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
+        if (question->brief && trouble == TG__TROUBLE_TIMEOUT)
+            tg__breaker_shrugs(&node->store, probe);
+        else
+            tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
         if (trouble == TG__TROUBLE_MOVED && !*reply) { /* while greeting: where the secret is has changed */
             if (map_asked || !another_has_it(cluster, slot, deadline_us, &node))
                 map_asked = true;
@@ -679,7 +682,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     if (part->call.asked == 0)
         return TG__TROUBLE_NONE;
     tg_inquiry question = { .op = op, .call = &part->call, .targets = own, .target_count = part->count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->reply, &part->node, error);
     if (trouble == TG__TROUBLE_NONE)
         atomic_store_explicit(&cluster->ahead_us, atomic_load_explicit(&part->node->store.ahead_us, memory_order_relaxed),
@@ -713,7 +716,7 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
         call.lease_op = TG_LEASE_SETTLE;
     }
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
-                             .keyring = keyring, .manual_now_us = manual_now_us };
+                             .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
     redisReply *reply = NULL;
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
@@ -784,11 +787,18 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
 /* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
  * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
  * or a node stops answering, is there something to give back. */
+uint64_t
+tg__cluster_charges_until(uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    return now_us < deadline_us ? deadline_us - (deadline_us - now_us) / 5 : deadline_us;
+}
+
 static tg_trouble
 charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
        tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
-    const uint64_t charges_until_us = deadline_us - cluster->timeout_us / 5; /* the rest is kept for giving back */
+    const uint64_t charges_until_us = tg__cluster_charges_until(deadline_us);
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false;
     if (!tg__cluster_may_ask(cluster, parts, error)) {
@@ -819,6 +829,21 @@ charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, co
     return trouble;
 }
 
+/* Where each slot is for itself: of what is left one takes half at most, so that a node which is silent leaves time for the
+ * others. `left`: slots that have not been asked, this one included. */
+static uint64_t
+own_time(const tg_cluster *cluster, tg_part_call *part, size_t left, uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    uint64_t us = now_us < deadline_us ? deadline_us - now_us : 0;
+    if (left > 1)
+        us /= 2;
+    if (us > cluster->timeout_us)
+        us = cluster->timeout_us;
+    part->brief = part->brief || us < cluster->timeout_us / 4;
+    return now_us + us;
+}
+
 static tg_trouble
 decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_redis_keyring *keyring,
        const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
@@ -835,8 +860,7 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
         } else { /* each slot for itself: when one fails, or is silent, the others have their time all the same */
-            const uint64_t now_us = tg__monotonic_us();
-            const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / (parts->count - i) : deadline_us;
+            const uint64_t until_us = own_time(cluster, part, parts->count - i, deadline_us);
             tg_trouble one = ask_part(cluster, op, part, false, keyring, targets, manual_now_us, until_us, error);
             if (one == TG__TROUBLE_NONE && part->lease)
                 one = hear_lease(part, error);
@@ -850,14 +874,15 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
 typedef struct tg_asking { /* what stands in front of the first slot that is asked */
     tg_call call; /* as if all lay in one slot */
     uint64_t manual_now_us, deadline_us;
+    bool brief; /* of tg__question_time */
     tg_redis_keyring keyring;
     tg_parts parts;
 } tg_asking;
 
 /* `answered`: nobody has to be asked. */
 static tg_status
-begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-             tg_asking *now, bool *answered, tg_error *error)
+begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+             tg_result *results, tg_asking *now, bool *answered, tg_error *error)
 {
     tg__call_plan(&now->call, op, targets, target_count);
     *answered = tg__call_answer_alone(&now->call, op, target_count, results);
@@ -867,7 +892,8 @@ begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t tar
     if (now->manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    now->deadline_us = tg__monotonic_us() + cluster->timeout_us;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &now->brief, error) != TG_OK)
+        return TG_E_STORE;
     if (tg__cluster_keyring(cluster, now->deadline_us, &now->keyring, error) != TG__TROUBLE_NONE)
         return error->status = TG_E_STORE;
     return TG_OK;
@@ -878,6 +904,8 @@ find_slots(tg_op op, const tg_target *targets, size_t target_count, tg_result *r
 {
     if (!tg__cluster_split(&now->keyring, targets, target_count, &now->parts))
         return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
+    for (size_t i = 0; i < now->parts.count; i++)
+        now->parts.parts[i]->brief = now->brief;
     for (size_t i = 0; i < target_count && now->call.denied; i++)
         if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
             results[i].allowed = results[i].charged = false;
@@ -915,17 +943,16 @@ force_all(tg_cluster *cluster, tg_asking *now, const tg_target *targets, size_t 
     for (size_t i = 0; i < target_count; i++) {
         if (slots[i] == TG__SLOTS)
             continue;
-        tg_part_call part = { .slot = slots[i] };
+        tg_part_call part = { .slot = slots[i], .brief = now->brief };
         for (size_t k = i; k < target_count; k++)
             if (slots[k] == part.slot) {
                 part.index[part.count++] = (uint8_t)k;
                 slots[k] = TG__SLOTS; /* done */
             }
-        bool refused;
-        const uint64_t now_us = tg__monotonic_us();
-        const uint64_t share_us = now_us < now->deadline_us ? (now->deadline_us - now_us) / (left ? left : 1) : 0;
+        bool refused = false;
+        const uint64_t until_us = own_time(cluster, &part, left, now->deadline_us);
         const tg_trouble one = judge_part(cluster, TG_OP_HIT, &part, false, &now->keyring, targets, results,
-                                          now->manual_now_us, now_us + share_us, &refused, error);
+                                          now->manual_now_us, until_us, &refused, error);
         part_forget(cluster, &part);
         trouble = trouble == TG__TROUBLE_NONE ? one : trouble;
         left -= left > 0;
@@ -948,8 +975,8 @@ ask_all(tg_cluster *cluster, tg_op op, tg_asking *now, const tg_target *targets,
 }
 
 static tg_status
-cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-              bool *overflow, tg_error *error)
+cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+              tg_result *results, bool *overflow, tg_error *error)
 {
     tg_cluster *cluster = cluster_of(base);
     tg_error own;
@@ -959,7 +986,7 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
         *overflow = false;
     tg_asking now;
     bool answered;
-    tg_status status = begin_asking(cluster, op, targets, target_count, results, &now, &answered, error);
+    tg_status status = begin_asking(cluster, op, targets, target_count, until_us, results, &now, &answered, error);
     if (status != TG_OK || answered)
         return status;
     if (op == TG_OP_HIT && !now.call.denied && is_forced(targets, target_count))
@@ -1048,7 +1075,7 @@ cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t t
         return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
     tg_asking now;
     bool answered;
-    tg_status status = begin_asking(cluster, as, targets, target_count, results, &now, &answered, error);
+    tg_status status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
     if (status == TG_OK && answered)
         memset(lease->id, 0, sizeof lease->id);
     else if (status == TG_OK)
@@ -1309,6 +1336,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     if (!cluster)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *cluster);
     cluster->base.ops = &cluster_ops;
+    cluster->base.in_slots = true;
     cluster->base.shown = cluster->address.shown;
     cluster->base.private_kinds = options->private_kinds;
     cluster->timeout_us = options->timeout_us;
@@ -1321,6 +1349,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     tg_status status = tg__redis_address_parse(uri, &cluster->address, error);
     if (cluster->address.timeout_us)
         cluster->timeout_us = cluster->address.timeout_us;
+    cluster->base.timeout_us = cluster->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)

@@ -465,8 +465,8 @@ every_target_is_answered_as_the_table_answers_it(void **unused)
                     targets[i].charged = targets[j].charged;
         tg_error error = { .message = "" };
         bool overflow;
-        if (here->ops->apply(here, op, targets, count, a, &overflow, &error) != TG_OK ||
-            there->ops->apply(there, op, targets, count, b, &overflow, &error) != TG_OK)
+        if (here->ops->apply(here, op, targets, count, 0, a, &overflow, &error) != TG_OK ||
+            there->ops->apply(there, op, targets, count, 0, b, &overflow, &error) != TG_OK)
             fail_msg("round %d: %s", round, error.message);
         if (op > TG_OP_PEEK)
             continue;
@@ -497,8 +497,8 @@ every_target_is_answered_as_the_table_answers_it(void **unused)
                     own[owned++].stamp_us = a[i].stamp_us;
                 }
             if (owned > 0) {
-                assert_int_equal(here->ops->apply(here, TG_OP_REFUND, own, owned, NULL, NULL, NULL), TG_OK);
-                assert_int_equal(there->ops->apply(there, TG_OP_REFUND, own, owned, NULL, NULL, NULL), TG_OK);
+                assert_int_equal(here->ops->apply(here, TG_OP_REFUND, own, owned, 0, NULL, NULL, NULL), TG_OK);
+                assert_int_equal(there->ops->apply(there, TG_OP_REFUND, own, owned, 0, NULL, NULL, NULL), TG_OK);
             }
         }
     }

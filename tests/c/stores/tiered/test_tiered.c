@@ -417,7 +417,7 @@ ask(loop *one, tg_op op, const tg_target *target, tg_result *result)
 {
     tg_store_call *call;
     const unsigned before = one->answered;
-    one->status = one->client->ops->begin(one->client, op, target, 1, result, on_done, one, &call, NULL);
+    one->status = one->client->ops->begin(one->client, op, target, 1, 0, result, on_done, one, &call, NULL);
     if (!call)
         return true;
     while (one->answered == before) {
@@ -466,8 +466,8 @@ on_a_loop_a_known_denial_is_answered_at_once(void **unused)
     assert_false(ask(&one, TG_OP_HIT, &target, &result));
     assert_true(result.allowed);
     tg_store_call *call, *dropped;
-    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, &result, on_done, &one, &call, NULL), TG_OK);
-    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, &result, on_done, &one, &dropped, NULL),
+    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, 0, &result, on_done, &one, &call, NULL), TG_OK);
+    assert_int_equal(one.client->ops->begin(one.client, TG_OP_HIT, &target, 1, 0, &result, on_done, &one, &dropped, NULL),
                      TG_OK);
     one.client->ops->cancel(one.client, dropped);
     const unsigned before = one.answered;
