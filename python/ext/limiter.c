@@ -773,6 +773,7 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
                                &store, &error);
         if (status == TG_OK)
             status = tg_limiter_open(store, self->client, &options, &self->limiter, &error);
+        tg_store_close(store); /* the limiter has a reference of its own */
         Py_END_ALLOW_THREADS
     }
     if (status != TG_OK) {
@@ -782,7 +783,6 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
     self->composes = by.count > 0;
     done = describe(self);
 done:
-    tg_store_close(store); /* the limiter has a reference of its own */
     free(uri);
     texts_fini(&by);
     texts_fini(&proxies);
@@ -903,9 +903,12 @@ limiter_dealloc(PyObject *object)
 {
     tgpy_limiter *self = of(object);
     PyTypeObject *type = Py_TYPE(object);
+    /* The last reference to a remote store tells it once more what was counted, and that is waited for. */
+    PyThreadState *thread = tgpy_others_run(self->limiter ? tg_limiter_store(self->limiter) : NULL);
     tg_limiter_close(self->limiter);
     tg_client_close(self->client);
     tg_gate_close(self->gate); /* after what was made from it */
+    tgpy_others_stop(thread);
     Py_XDECREF(self->name);
     Py_XDECREF(self->rules);
     Py_XDECREF(self->off);

@@ -24,7 +24,7 @@ from tidegate.fastapi import install, rate_limit
 from tidegate.flask import Tidegate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Connection, Lateness, Server, server
+from server import Connection, Lateness, MachineLateness, Server, server
 
 
 @pytest.fixture
@@ -80,6 +80,37 @@ def test_other_threads_run_while_redis_is_waited_for(redis: Server) -> None:
     done.set()
     ticker.join()
     assert len(gaps) > 20, f"another thread ran {len(gaps)} times while one waited"
+
+
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+def test_a_limiter_that_is_dropped_while_redis_is_silent_holds_up_no_other_thread(redis: Server, way: str) -> None:
+    """The store's last reference brings what was counted since, and waits for that."""
+    limiters = [Limiter("100/minute", name="x", store=redis.uri)]
+    limiters[0].hit("a")
+    if way == "stopped":
+        redis.signal(signal.SIGSTOP)
+    else:
+        redis.kill()
+        limiters[0].hit("a")  # finds no server, and leaves no connection
+    longest, done = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal longest
+        while not done.is_set():
+            began = time.monotonic()
+            time.sleep(0.001)
+            longest = max(longest, time.monotonic() - began)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    with MachineLateness() as late:
+        began = time.monotonic()
+        limiters.clear()
+        took = time.monotonic() - began
+        done.set()
+        ticker.join()
+        assert late.allows(longest, 0.02)
+        assert late.allows(took, 0.6 if way == "stopped" else 0.03)
 
 
 def test_two_hundred_threads_share_the_pool_and_count_exactly(redis: Server) -> None:

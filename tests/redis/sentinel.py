@@ -19,6 +19,13 @@ class Site:
     replica: Server
     port: int
     sentinel: subprocess.Popen[bytes]
+    path: Path  # of the sentinel's socket
+
+    def ask(self, *words: object) -> object:
+        """Of the sentinel."""
+        link = Connection(self.path)
+        with contextlib.closing(link):
+            return link(*words)
 
     @property
     def uri(self) -> str:
@@ -60,4 +67,4 @@ def site(*, down_after_ms: int = 500) -> Iterator[Site]:
                 return len(link("SENTINEL", "REPLICAS", "site")) == 1  # type: ignore[arg-type]
 
         wait_for("a sentinel that knows the replica", knows_replica)
-        yield Site(master, replica, port, sentinel)
+        yield Site(master, replica, port, sentinel, Path(folder) / "sentinel")

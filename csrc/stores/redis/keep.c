@@ -471,9 +471,10 @@ go(tg_keeper *keeper, tg_errand *errand, tg_error *error)
 
 /* ---- the thread ---- */
 
-/* What only a person can change is said once; all else is said by those who decide. */
+/* What only a person can change is said once; all else is said by those who decide. The last one, as the store is closed,
+ * opens a connection at once where none is idle: nobody else does any more. */
 static void
-tick(tg_keeper *keeper)
+tick(tg_keeper *keeper, bool last)
 {
     tg_error error = { .message = "" };
     tg_redis_store *server = hold_server(keeper);
@@ -482,10 +483,11 @@ tick(tg_keeper *keeper)
     if (!answers)
         return; /* known not to answer: those who decide find out when it does again */
     pthread_mutex_lock(&keeper->talk);
-    tg_errand errand = { .wants_counts = tg__monotonic_us() < keeper->wanted_until_us };
+    tg_errand errand = { .wants_counts = !last && tg__monotonic_us() < keeper->wanted_until_us,
+                         .patience_us = last ? EXCHANGE_US : 0 };
     const tg_trouble trouble = exchange(keeper, &errand, &error);
     const uint64_t now_us = tg__monotonic_us();
-    const bool grows = now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
+    const bool grows = !last && now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
     if (trouble == TG__TROUBLE_NONE && (grows || (errand.wants_counts && now_us - keeper->census_at_us >= CENSUS_EVERY_US)) &&
         take_census(keeper, 0, NULL) == TG__TROUBLE_NONE && grows) {
         keeper->growth_at_us = now_us;
@@ -519,7 +521,7 @@ run(void *data)
         pthread_mutex_unlock(&keeper->sleep);
         if (stop)
             return NULL;
-        tick(keeper);
+        tick(keeper, false);
     }
 }
 
@@ -652,7 +654,7 @@ tg__keeper_close(tg_keeper *keeper)
         pthread_join(keeper->thread, NULL);
     }
     if (runs)
-        tick(keeper); /* what was counted since */
+        tick(keeper, true); /* what was counted since */
     atomic_store(&keeper->store->overrides, NULL);
     tg__counts_close(keeper->counts);
     tg__orders_close(keeper->orders);
