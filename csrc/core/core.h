@@ -19,6 +19,7 @@ struct tg_limiter {
     tg_by *by[TG_DIMENSIONS_MAX];
     size_t by_count;
     tg_on_failure on_store_failure;
+    unsigned local_percent;
     tg_on_full on_full;
     tg_missing missing_identity;
     bool count_denied;

@@ -230,6 +230,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .by = policy->by,
         .by_count = policy->by_count,
         .on_store_failure = policy->on_store_failure,
+        .local_percent = policy->local_percent,
         .on_full = policy->on_full,
         .missing_identity = policy->missing_identity,
         .count_denied = policy->count_denied,

@@ -59,6 +59,7 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     limiter->store = store;
     limiter->client = client;
     limiter->on_store_failure = options->on_store_failure;
+    limiter->local_percent = options->local_percent ? options->local_percent : 100;
     limiter->on_full = options->on_full;
     limiter->missing_identity = options->missing_identity;
     limiter->count_denied = options->count_denied;
@@ -328,14 +329,33 @@ degrade(tg_decision *decision, bool allowed, const tg_rule *rule)
     decision->delay_us = 0;
 }
 
-/* The embedded stand-in's answer. Its charges are not given back: a refund goes to the store that stands again by then. */
-static bool
-decide_locally(tg_store *local, tg_op op, const tg_target_list *plan, tg_decision *decision)
+static uint64_t
+share_of(uint64_t units, unsigned percent)
 {
-    if (local->ops->apply(local, op, plan->targets, plan->count, 0, decision->results, &decision->overflow, NULL) != TG_OK)
+    const uint64_t share = units * percent / 100; /* units are at most TG_LIMIT_MAX */
+    return share > 0 || units == 0 ? share : 1;
+}
+
+/* The embedded stand-in's answer, by a share of each rule. Its charges are not given back: a refund goes to the store that
+ * stands again by then. */
+static bool
+decide_locally(tg_store *local, unsigned percent, tg_op op, const tg_target_list *plan, tg_decision *decision)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    tg_rule rules[TG_TARGETS_MAX];
+    for (size_t i = 0; i < plan->count; i++) {
+        targets[i] = plan->targets[i];
+        rules[i] = *targets[i].rule;
+        rules[i].limit = share_of(rules[i].limit, percent);
+        rules[i].burst = share_of(rules[i].burst, percent);
+        targets[i].rule = &rules[i];
+    }
+    if (local->ops->apply(local, op, targets, plan->count, 0, decision->results, &decision->overflow, NULL) != TG_OK)
         return false;
-    for (size_t i = 0; i < plan->count; i++)
+    for (size_t i = 0; i < plan->count; i++) {
+        decision->results[i].rule = rules[i]; /* by which it was judged */
         decision->results[i].charged = false;
+    }
     tg__decision_report(decision);
     decision->degraded = true;
     return true;
@@ -346,15 +366,19 @@ decide_by_policy(tg_limiter *const *limiters, size_t limiter_count, tg_op op, co
                  tg_decision *decision)
 {
     tg_store *local = NULL;
+    unsigned percent = 100; /* of several policies the strictest holds */
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
             degrade(decision, false, &limiters[i]->rules[0]);
             return;
         }
-        if (limiters[i]->local)
-            local = limiters[i]->local;
+        if (!limiters[i]->local)
+            continue;
+        local = limiters[i]->local;
+        if (limiters[i]->local_percent < percent)
+            percent = limiters[i]->local_percent;
     }
-    if (!local || !decide_locally(local, op, plan, decision))
+    if (!local || !decide_locally(local, percent, op, plan, decision))
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 

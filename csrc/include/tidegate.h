@@ -402,6 +402,10 @@ TG_API tg_status tg_client_normalise(const tg_client *client, tg_text address, c
 /* ---- limiters --------------------------------------------------------------------------------------------------- */
 
 typedef enum tg_on_failure { TG_FAIL_OPEN = 0, TG_FAIL_CLOSED, TG_FAIL_LOCAL } tg_on_failure;
+/* "open", "closed", "local", and "local 25%": by 1 to 100 percent of each limit and burst. False: none of these. Without a
+ * share `local_percent` is 100. */
+TG_API bool tg_on_failure_parse(tg_text text, tg_on_failure *choice, unsigned *local_percent);
+
 typedef enum tg_on_full { TG_FULL_OVERFLOW = 0, TG_FULL_OPEN, TG_FULL_CLOSED } tg_on_full;
 typedef enum tg_missing { TG_MISSING_REJECT_401 = 0, TG_MISSING_REJECT_400, TG_MISSING_SHARED } tg_missing;
 
@@ -413,6 +417,7 @@ typedef struct tg_limiter_options {
     const tg_text *by;       /* dimensions: "ip", "user|ip", "ip+route"; none: tg_limiter_judge is TG_E_ARG */
     size_t by_count;
     tg_on_failure on_store_failure;
+    unsigned local_percent; /* TG_FAIL_LOCAL: the share of each limit and burst, at least 1 unit; 0 as 100 */
     tg_on_full on_full;
     tg_missing missing_identity;
     bool count_denied; /* what is refused counts too: who keeps knocking stays out. TG_E_CONFIG where the store cannot */

@@ -702,7 +702,7 @@ typedef struct cutting {
     atomic_bool done;
 } cutting;
 
-/* A client of its own key, until Redis has answered so many of its hits. */
+/* A client of its own key, until Redis has answered so many of its hits and half the connections have been cut. */
 static void *
 hit_until_answered(void *argument)
 {
@@ -710,7 +710,7 @@ hit_until_answered(void *argument)
     const unsigned number = atomic_fetch_add(&all->next, 1);
     char who[16];
     snprintf(who, sizeof who, "cut%u", number);
-    for (unsigned answered = 0; answered < HITS_ANSWERED;) {
+    for (unsigned answered = 0; answered < HITS_ANSWERED || atomic_load(&all->cut) < CLIENTS / 2;) {
         if (!hit(all->limiters[number % 5], who).degraded) {
             answered++;
             continue;
