@@ -489,10 +489,7 @@ open_client(worker *each, tg_error *error)
     fcgi_loop_house(each->loop, &hooks);
     judge->decided = fcgi_loop_decided;
     judge->loop = each->loop;
-    const tg_status status = tg_async_open(store, &hooks, &judge->client, error);
-    if (status == TG_E_UNSUPPORTED) /* a cluster: a decision is waited for, within its deadline, and the loop with it */
-        fcgi_log(FCGI_WARN, "store-waits", "%s; each decision holds its loop until it is answered", error->message);
-    return status == TG_OK || status == TG_E_UNSUPPORTED;
+    return tg_async_open(store, &hooks, &judge->client, error) == TG_OK;
 }
 
 static void *

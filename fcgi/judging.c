@@ -99,6 +99,7 @@ keep_request(fcgi_judging *judging, const tg_request *request)
     if (request->value_count)
         memcpy(judging->values, request->values, request->value_count * sizeof *request->values);
     judging->request.values = judging->values;
+    judging->request.waited_us = judging->count ? judging->judgements[0].waited_us : 0;
     return true;
 }
 

@@ -55,6 +55,9 @@ tg__private_bit(tg_text kind)
     return 0;
 }
 
+/* CLOCK_MONOTONIC: for deadlines. A store's own clock may be manual, or be what does not answer. */
+uint64_t tg__monotonic_us(void);
+
 /* ---- digests (libsodium) */
 
 /* Must succeed once before any other digest call; thread-safe, repeatable. */

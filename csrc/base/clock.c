@@ -1,8 +1,9 @@
-/* The manual clock. */
+/* The manual clock, and the one that deadlines go by. */
 #include "base/base.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct tg_clock {
     _Atomic uint64_t now_us;
@@ -56,4 +57,12 @@ tg_clock_close(tg_clock *clock)
 {
     if (clock && atomic_fetch_sub_explicit(&clock->references, 1, memory_order_acq_rel) == 1)
         free(clock);
+}
+
+uint64_t
+tg__monotonic_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }

@@ -67,6 +67,7 @@ typedef struct tg_policy {
     tg_text *by;            /* default: "ip" */
     size_t by_count;
     tg_on_failure on_store_failure;
+    unsigned local_percent; /* of TG_FAIL_LOCAL */
     tg_on_full on_full;
     tg_missing missing_identity;
     tg_style style;         /* of the answer when this policy is the one reported */

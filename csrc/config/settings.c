@@ -4,17 +4,48 @@
 
 #include "base/words.h"
 
+bool
+tg_on_failure_parse(tg_text text, tg_on_failure *choice, unsigned *local_percent)
+{
+    static const char *const words[] = { "open", "closed", "local", NULL };
+    static const char share[] = "local ";
+    const size_t word = tg__word_index(text, words), before = sizeof share - 1;
+    uint64_t percent = 100;
+    if (word == SIZE_MAX && (text.length < before + 2 || memcmp(text.data, share, before) != 0 ||
+                             text.data[text.length - 1] != '%' ||
+                             !tg__text_number((tg_text){ text.data + before, text.length - before - 1 }, 100, &percent) ||
+                             percent == 0))
+        return false;
+    *choice = word == SIZE_MAX ? TG_FAIL_LOCAL : (tg_on_failure)word;
+    *local_percent = (unsigned)percent;
+    return true;
+}
+
+static tg_status
+read_on_failure(const tg_reader *r, const tg_node *node, tg_policy *policy)
+{
+    static const char *const words[] = { "open", "closed", "local", NULL };
+    char shown[96];
+    size_t unused;
+    if (node->kind == TG_NODE_SCALAR &&
+        tg_on_failure_parse(node->text, &policy->on_store_failure, &policy->local_percent))
+        return TG_OK;
+    if (node->kind == TG_NODE_SCALAR && node->text.length > 6 && memcmp(node->text.data, "local ", 6) == 0)
+        return tg__source_error(&r->source, node->at, "found %s, expected a share of 1%% to 100%% behind local: local 25%%",
+                                tg__node_show(node, shown, sizeof shown));
+    return tg__read_choice(r, node, words, &unused);
+}
+
 static tg_status
 read_failures(const tg_reader *r, const tg_node *on_failure, const tg_node *on_full, const tg_node *missing,
               tg_policy *policy)
 {
-    static const char *const failure_words[] = { "open", "closed", "local", NULL };
     static const char *const full_words[] = { "overflow", "open", "closed", NULL };
     static const char *const missing_words[] = { "reject 401", "reject 400", "shared", NULL };
     tg_status status = TG_OK;
     size_t choice;
-    if (on_failure && (status = tg__read_choice(r, on_failure, failure_words, &choice)) == TG_OK)
-        policy->on_store_failure = (tg_on_failure)choice;
+    if (on_failure)
+        status = read_on_failure(r, on_failure, policy);
     if (status == TG_OK && on_full && (status = tg__read_choice(r, on_full, full_words, &choice)) == TG_OK)
         policy->on_full = (tg_on_full)choice;
     if (status == TG_OK && missing && (status = tg__read_choice(r, missing, missing_words, &choice)) == TG_OK)

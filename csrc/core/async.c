@@ -12,6 +12,10 @@
 
 enum { SPARE_MAX = 256 }; /* finished calls that are kept for the next: 2 MiB, and mostly never written */
 
+/* An answer that comes so much later than its deadline was there before, or the client's timer would have ended its call: what
+ * took the time is a loop that was held up, which is no reason not to ask the store again. */
+#define HELD_UP_US 5000
+
 struct tg_async_call {
     tg_async *client;
     tg_async_call *before, *next; /* among those that live; `next` also among the spare */
@@ -26,6 +30,7 @@ struct tg_async_call {
     const tg_target *targets;
     size_t target_count;
     tg_result *results;
+    uint64_t began_us, until_us; /* of all its questions together: see tg__waits_until. 0: there is one only */
     /* What is judged. */
     tg_limiter *limiter;
     tg_limiter *const *limiters;
@@ -191,6 +196,27 @@ new_call(tg_async *client, tg_async_done *done, void *data, tg_error *error)
 
 static void on_answer(void *data, tg_status status, const tg_error *error);
 
+static void
+begin_waiting(tg_async_call *call, uint64_t waited_us)
+{
+    call->began_us = tg__monotonic_us();
+    call->until_us = tg__waits_until(call->client->store, waited_us);
+}
+
+static bool
+was_held_up(const tg_async_call *call, uint64_t now_us)
+{
+    return now_us > call->until_us + HELD_UP_US;
+}
+
+static void
+tell_waiting(const tg_async_call *call, bool answered)
+{
+    const uint64_t timeout_us = call->client->store->timeout_us, now_us = tg__monotonic_us();
+    const uint64_t took_us = now_us - call->began_us;
+    call->judgement->waited_us = answered && was_held_up(call, now_us) ? 0 : took_us < timeout_us ? took_us : timeout_us;
+}
+
 /* Goes on until the store has to be waited for: TG__PENDING. `error` is that of the answer, and then the call's. */
 static tg_status
 advance(tg_async_call *call, bool answered, tg_status status, tg_error *error)
@@ -198,6 +224,8 @@ advance(tg_async_call *call, bool answered, tg_status status, tg_error *error)
     tg_async *client = call->client;
     for (;; answered = true) {
         const tg_status now = call->turn(call, answered, status, error);
+        if (now == TG_OK && call->until_us && call->judgement)
+            tell_waiting(call, answered && status == TG_OK);
         if (now != TG__PENDING)
             return now;
         if (!client->inner) {
@@ -205,8 +233,10 @@ advance(tg_async_call *call, bool answered, tg_status status, tg_error *error)
             error->system_error = ECANCELED;
             continue;
         }
-        status = tg__async_begin(client->inner, call->op, call->targets, call->target_count, call->results, on_answer,
-                                 call, &call->under_way, error);
+        if (call->until_us && answered && status == TG_OK && was_held_up(call, tg__monotonic_us()))
+            begin_waiting(call, 0);
+        status = tg__async_begin(client->inner, call->op, call->targets, call->target_count, call->until_us, call->results,
+                                 on_answer, call, &call->under_way, error);
         if (status == TG_OK && call->under_way)
             return TG__PENDING;
     }
@@ -379,9 +409,10 @@ judge_turn(tg_async_call *call, bool answered, tg_status status, tg_error *error
     inquiry->error = error;
     const tg_status judged =
         call->snapshot ? tg__snapshot_judge(call->snapshot, call->client->store, call->request, call->cost, call->prior,
-                                            call->prior_count, call->judgement, call->answer, inquiry, error)
+                                            call->prior_count, call->until_us, call->judgement, call->answer, inquiry, error)
                        : tg__limiters_judge_all(call->limiters, call->limiter_count, call->request, call->cost,
-                                                call->prior, call->prior_count, call->judgement, inquiry, error);
+                                                call->prior, call->prior_count, call->until_us, call->judgement, inquiry,
+                                                error);
     if (judged == TG__PENDING)
         ask(call, inquiry->op, inquiry->plan.targets, inquiry->plan.count, inquiry->asked.results);
     return judged;
@@ -395,6 +426,7 @@ new_judging(tg_async *client, const tg_request *request, uint64_t cost, const tg
     if (!call)
         return NULL;
     call->turn = judge_turn;
+    begin_waiting(call, request->waited_us);
     call->request = request;
     call->cost = cost;
     call->prior = prior;
@@ -483,5 +515,6 @@ tg_gate_settle_begin(tg_async *client, tg_gate *gate, tg_judgement *judgement, i
         return TG_OK;
     }
     call->turn = settle_turn;
+    begin_waiting(call, 0);
     return begin(call, begun, error);
 }

@@ -19,6 +19,7 @@ struct tg_limiter {
     tg_by *by[TG_DIMENSIONS_MAX];
     size_t by_count;
     tg_on_failure on_store_failure;
+    unsigned local_percent;
     tg_on_full on_full;
     tg_missing missing_identity;
     bool count_denied;
@@ -31,6 +32,9 @@ void tg__decision_report(tg_decision *decision);
 
 /* A judgement that no policy spoke in: let through, an empty decision. */
 void tg__judgement_unmatched(tg_judgement *judgement);
+
+/* After a judgement that was waited for: how long. `until_us` as it was asked. */
+void tg__judgement_waited(tg_judgement *judgement, const tg_store *store, const tg_request *request, uint64_t until_us);
 
 /* The rules in force, held until they are let go: no reload frees them meanwhile. For looking at a gate, not for judging. */
 typedef struct tg_held {
@@ -52,11 +56,21 @@ tg_status tg__limiter_open(tg_store *store, const tg_client *client, const tg_li
 /* Answers that are there already and the question that is put next; NULL: the store is waited for. See inquiry.h. */
 typedef struct tg_inquiry tg_inquiry;
 
+/* When one call's waiting for the store is over, however many questions it has: see tg_store_ops.apply. 0 where a store is
+ * never waited for. `waited_us`: what others have waited for this same request; the end is then nearer, or here. */
+static inline uint64_t
+tg__waits_until(const tg_store *store, uint64_t waited_us)
+{
+    if (store->timeout_us == 0)
+        return 0;
+    return tg__monotonic_us() + (waited_us < store->timeout_us ? store->timeout_us - waited_us : 0);
+}
+
 /* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters, each with a cost of its own, at most TG_LIMIT_MAX. `reported` is the
- * index of the limiter whose name the judgement bears. TG__PENDING: see inquiry.h. */
+ * index of the limiter whose name the judgement bears. `until_us`: of tg__waits_until. TG__PENDING: see inquiry.h. */
 tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
                              const tg_request *request, const tg_decision *const *prior, size_t prior_count,
-                             tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
+                             uint64_t until_us, tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
 
 /* tg_identity_show; what is of `private_kinds` (TG_PRIVATE_) is hidden as well. */
 void tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size);

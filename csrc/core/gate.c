@@ -230,6 +230,7 @@ open_policy(tg_gate *gate, const tg_config *config, const tg_client *client, con
         .by = policy->by,
         .by_count = policy->by_count,
         .on_store_failure = policy->on_store_failure,
+        .local_percent = policy->local_percent,
         .on_full = policy->on_full,
         .missing_identity = policy->missing_identity,
         .count_denied = policy->count_denied,
@@ -758,9 +759,12 @@ tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_
 {
     look_if_due(gate);
     const size_t pinned = pin(gate);
+    const uint64_t until_us = tg__waits_until(gate->store, request->waited_us);
     const tg_status status = tg__snapshot_judge(snapshot_at(gate, pinned), gate->store, request, cost, prior, prior_count,
-                                                judgement, answer, NULL, error);
+                                                until_us, judgement, answer, NULL, error);
     unpin(gate, pinned);
+    if (until_us)
+        tg__judgement_waited(judgement, gate->store, request, until_us);
     return status;
 }
 
@@ -776,8 +780,9 @@ tg_gate_settle(tg_gate *gate, tg_judgement *judgement, int status, const tg_head
     unpin(gate, pinned);
     if (!begun)
         return TG_OK;
+    const uint64_t until_us = tg__waits_until(gate->store, 0);
     while (tg__settle_next(&settling, answer, &fault))
-        answer = gate->store->ops->apply(gate->store, settling.op, settling.targets, settling.target_count,
+        answer = gate->store->ops->apply(gate->store, settling.op, settling.targets, settling.target_count, until_us,
                                          &settling.taken, NULL, &fault);
     if (settling.status != TG_OK && error)
         *error = settling.error;

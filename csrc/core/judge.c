@@ -19,6 +19,7 @@ typedef struct court {
     size_t prior_count;
     uint64_t cost;
     tg_inquiry *inquiry; /* NULL: the store is waited for */
+    uint64_t until_us;   /* then: no longer than this */
     tg_judgement *judgement;
     const size_t *found;                      /* the policies that the request meets, by their place in the file */
     const tg_style *style;                    /* of the policy that is reported */
@@ -81,7 +82,8 @@ judge_together(court *of, const bench *together, tg_error *error)
     size_t reported;
     tg_judgement *judgement = of->judgement;
     const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
-                                                of->prior, of->prior_count, judgement, &reported, of->inquiry, error);
+                                                of->prior, of->prior_count, of->until_us, judgement, &reported, of->inquiry,
+                                                error);
     if (status == TG_OK && is_counted(of))
         tg__metrics_judged(together->limiters, together->count, judgement, reported);
     of->style = &of->judging[together->places[reported]]->style;
@@ -212,7 +214,7 @@ static tg_status
 judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
     const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
-                                                of->prior_count, said, reported, of->inquiry, error);
+                                                of->prior_count, of->until_us, said, reported, of->inquiry, error);
     if (status == TG_OK && is_counted(of) && !said->needs_body) {
         const size_t at = of->found[aside->places[*reported]];
         if (is_refusal(said) && refused == TG_METRIC_PAUSED)
@@ -487,8 +489,8 @@ log_decisions(const court *of, size_t count)
 
 tg_status
 tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
-                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_answer *answer,
-                   tg_inquiry *inquiry, tg_error *error)
+                   const tg_decision *const *prior, size_t prior_count, uint64_t until_us, tg_judgement *judgement,
+                   tg_answer *answer, tg_inquiry *inquiry, tg_error *error)
 {
     size_t found[TG_LIMITERS_MAX];
     court of; /* `judging` is not cleared */
@@ -499,6 +501,7 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *re
     of.prior_count = prior_count;
     of.cost = cost;
     of.inquiry = inquiry;
+    of.until_us = until_us;
     of.judgement = judgement;
     of.style = &now->config->style;
     of.judging_count = 0;

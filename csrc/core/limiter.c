@@ -59,6 +59,7 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     limiter->store = store;
     limiter->client = client;
     limiter->on_store_failure = options->on_store_failure;
+    limiter->local_percent = options->local_percent ? options->local_percent : 100;
     limiter->on_full = options->on_full;
     limiter->missing_identity = options->missing_identity;
     limiter->count_denied = options->count_denied;
@@ -328,14 +329,33 @@ degrade(tg_decision *decision, bool allowed, const tg_rule *rule)
     decision->delay_us = 0;
 }
 
-/* The embedded stand-in's answer. Its charges are not given back: a refund goes to the store that stands again by then. */
-static bool
-decide_locally(tg_store *local, tg_op op, const tg_target_list *plan, tg_decision *decision)
+static uint64_t
+share_of(uint64_t units, unsigned percent)
 {
-    if (local->ops->apply(local, op, plan->targets, plan->count, decision->results, &decision->overflow, NULL) != TG_OK)
+    const uint64_t share = units * percent / 100; /* units are at most TG_LIMIT_MAX */
+    return share > 0 || units == 0 ? share : 1;
+}
+
+/* The embedded stand-in's answer, by a share of each rule. Its charges are not given back: a refund goes to the store that
+ * stands again by then. */
+static bool
+decide_locally(tg_store *local, unsigned percent, tg_op op, const tg_target_list *plan, tg_decision *decision)
+{
+    tg_target targets[TG_TARGETS_MAX];
+    tg_rule rules[TG_TARGETS_MAX];
+    for (size_t i = 0; i < plan->count; i++) {
+        targets[i] = plan->targets[i];
+        rules[i] = *targets[i].rule;
+        rules[i].limit = share_of(rules[i].limit, percent);
+        rules[i].burst = share_of(rules[i].burst, percent);
+        targets[i].rule = &rules[i];
+    }
+    if (local->ops->apply(local, op, targets, plan->count, 0, decision->results, &decision->overflow, NULL) != TG_OK)
         return false;
-    for (size_t i = 0; i < plan->count; i++)
+    for (size_t i = 0; i < plan->count; i++) {
+        decision->results[i].rule = rules[i]; /* by which it was judged */
         decision->results[i].charged = false;
+    }
     tg__decision_report(decision);
     decision->degraded = true;
     return true;
@@ -346,15 +366,19 @@ decide_by_policy(tg_limiter *const *limiters, size_t limiter_count, tg_op op, co
                  tg_decision *decision)
 {
     tg_store *local = NULL;
+    unsigned percent = 100; /* of several policies the strictest holds */
     for (size_t i = 0; i < limiter_count; i++) {
         if (limiters[i]->on_store_failure == TG_FAIL_CLOSED) {
             degrade(decision, false, &limiters[i]->rules[0]);
             return;
         }
-        if (limiters[i]->local)
-            local = limiters[i]->local;
+        if (!limiters[i]->local)
+            continue;
+        local = limiters[i]->local;
+        if (limiters[i]->local_percent < percent)
+            percent = limiters[i]->local_percent;
     }
-    if (!local || !decide_locally(local, op, plan, decision))
+    if (!local || !decide_locally(local, percent, op, plan, decision))
         degrade(decision, true, &limiters[0]->rules[0]);
 }
 
@@ -362,7 +386,8 @@ static __attribute__((noinline, cold)) void
 decide_without_store(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan,
                      tg_decision *decision, const tg_error *error)
 {
-    if (error->system_error != ECANCELED) /* a loop was closed: no fault of the store's */
+    /* No fault of the store's: a loop was closed, or there was no time left to ask. */
+    if (error->system_error != ECANCELED && error->system_error != ETIME)
         tg__failure_seen(limiters[0]->store, error);
     decide_by_policy(limiters, limiter_count, op, plan, decision);
 }
@@ -378,14 +403,15 @@ tg__decision_degraded(tg_limiter *limiter, tg_op op, const tg_target_list *plan,
 
 /* Never fails: what a silent store leaves open, on_store_failure answers. Returns where its outcome is counted, or NULL. */
 static inline tg_counter *
-decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan, tg_decision *decision)
+decide(tg_limiter *const *limiters, size_t limiter_count, tg_op op, const tg_target_list *plan, uint64_t until_us,
+       tg_decision *decision)
 {
     tg_store *const store = limiters[0]->store;
     tg_error error;
     tg_counter *const line = op == TG_OP_HIT ? tg__metric_line(limiters[0]) : NULL;
     const uint64_t began_ns = line ? tg__latency_begin(line) : 0;
     const tg_status status =
-        store->ops->apply(store, op, plan->targets, plan->count, decision->results, &decision->overflow, &error);
+        store->ops->apply(store, op, plan->targets, plan->count, until_us, decision->results, &decision->overflow, &error);
     if (__builtin_expect(began_ns != 0, 0))
         tg__latency_end(store, began_ns);
     if (__builtin_expect(status != TG_OK, 0)) {
@@ -492,7 +518,7 @@ hit_or_peek(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_
     if (status == TG_OK) {
         for (size_t i = 0; patience_us > 0 && i < plan.count; i++)
             plan.targets[i].patience_us = patience_us;
-        tg_counter *const line = decide(&limiter, 1, op, &plan, decision);
+        tg_counter *const line = decide(&limiter, 1, op, &plan, 0, decision);
         if (line)
             tg__metric_add(line, tg__metric_of(decision));
     }
@@ -526,19 +552,19 @@ tg_limiter_peek(tg_limiter *limiter, const tg_dimension *dimensions, size_t dime
 /* REFUND and RESET: administrative, so a silent store is told to the caller. */
 static __attribute__((noinline)) tg_status
 administer(tg_limiter *limiter, tg_op op, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
-           tg_error *error)
+           uint64_t until_us, tg_error *error)
 {
     tg_target_list plan;
     tg_decision decision;
     const tg_status status = compose(limiter, dimensions, dimension_count, cost, &plan, &decision, error);
     if (status != TG_OK)
         return status;
-    return limiter->store->ops->apply(limiter->store, op, plan.targets, plan.count, NULL, NULL, error);
+    return limiter->store->ops->apply(limiter->store, op, plan.targets, plan.count, until_us, NULL, NULL, error);
 }
 
 /* While an override stands, what the limiter's own rules have counted is forgotten besides: it would hold again afterwards. */
 static __attribute__((noinline)) tg_status
-reset_own(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
+reset_own(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t until_us, tg_error *error)
 {
     tg_target targets[TG_TARGETS_MAX];
     tg_target_list plan;
@@ -548,23 +574,26 @@ reset_own(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_
     for (size_t i = 0; status == TG_OK && i < decision.identity_count; i++)
         for (size_t k = 0; k < limiter->rule_count && count < TG_TARGETS_MAX; k++)
             targets[count++] = (tg_target){ .rule = &limiter->rules[k], .identity = &decision.identities[i] };
-    return status == TG_OK ? limiter->store->ops->apply(limiter->store, TG_OP_RESET, targets, count, NULL, NULL, error)
-                           : status;
+    return status == TG_OK
+               ? limiter->store->ops->apply(limiter->store, TG_OP_RESET, targets, count, until_us, NULL, NULL, error)
+               : status;
 }
 
 tg_status
 tg_limiter_reset(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, tg_error *error)
 {
-    const tg_status status = administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, error);
-    return status == TG_OK && tg__overrides_any(limiter->store) ? reset_own(limiter, dimensions, dimension_count, error)
-                                                                : status;
+    const uint64_t until_us = tg__waits_until(limiter->store, 0);
+    const tg_status status = administer(limiter, TG_OP_RESET, dimensions, dimension_count, 0, until_us, error);
+    return status == TG_OK && tg__overrides_any(limiter->store)
+               ? reset_own(limiter, dimensions, dimension_count, until_us, error)
+               : status;
 }
 
 tg_status
 tg_limiter_refund(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count, uint64_t cost,
                   tg_error *error)
 {
-    return administer(limiter, TG_OP_REFUND, dimensions, dimension_count, cost, error);
+    return administer(limiter, TG_OP_REFUND, dimensions, dimension_count, cost, 0, error);
 }
 
 tg_status
@@ -608,7 +637,7 @@ tg_decision_refund(tg_store *store, tg_decision *decision, tg_error *error)
     const size_t count = tg__refund_targets(decision, targets);
     if (count == 0)
         return TG_OK;
-    const tg_status status = store->ops->apply(store, TG_OP_REFUND, targets, count, NULL, NULL, error);
+    const tg_status status = store->ops->apply(store, TG_OP_REFUND, targets, count, 0, NULL, NULL, error);
     if (status == TG_OK)
         tg__refund_done(decision);
     return status;
@@ -744,7 +773,7 @@ conclude(tg_limiter *const *limiters, tg_judgement *judgement)
 
 tg_status
 tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
-                   const tg_request *request, const tg_decision *const *prior, size_t prior_count,
+                   const tg_request *request, const tg_decision *const *prior, size_t prior_count, uint64_t until_us,
                    tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error)
 {
     *reported = 0;
@@ -770,7 +799,7 @@ tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t li
         if (!decide_later(inquiry, limiters, limiter_count, op, &plan, &judgement->decision))
             return TG__PENDING;
     } else {
-        decide(limiters, limiter_count, op, &plan, &judgement->decision);
+        decide(limiters, limiter_count, op, &plan, until_us, &judgement->decision);
     }
     *reported = conclude(limiters, judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
@@ -779,8 +808,8 @@ tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t li
 
 tg_status
 tg__limiters_judge_all(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                       const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_inquiry *inquiry,
-                       tg_error *error)
+                       const tg_decision *const *prior, size_t prior_count, uint64_t until_us, tg_judgement *judgement,
+                       tg_inquiry *inquiry, tg_error *error)
 {
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
@@ -791,8 +820,8 @@ tg__limiters_judge_all(tg_limiter *const *limiters, size_t limiter_count, const 
     size_t reported;
     for (size_t i = 0; i < limiter_count; i++)
         costs[i] = cost;
-    const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, judgement,
-                                                &reported, inquiry, error);
+    const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, until_us,
+                                                judgement, &reported, inquiry, error);
     if (status == TG_OK && !request->peek)
         tg__metrics_judged(limiters, limiter_count, judgement, reported);
     return status;
@@ -802,7 +831,21 @@ tg_status
 tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
 {
-    return tg__limiters_judge_all(limiters, limiter_count, request, cost, prior, prior_count, judgement, NULL, error);
+    const uint64_t until_us = limiter_count ? tg__waits_until(limiters[0]->store, request->waited_us) : 0;
+    const tg_status status = tg__limiters_judge_all(limiters, limiter_count, request, cost, prior, prior_count, until_us,
+                                                    judgement, NULL, error);
+    if (until_us)
+        tg__judgement_waited(judgement, limiters[0]->store, request, until_us);
+    return status;
+}
+
+void
+tg__judgement_waited(tg_judgement *judgement, const tg_store *store, const tg_request *request, uint64_t until_us)
+{
+    const uint64_t before_us = request->waited_us < store->timeout_us ? request->waited_us : store->timeout_us;
+    const uint64_t began_us = until_us - (store->timeout_us - before_us);
+    const uint64_t took_us = tg__monotonic_us() - began_us;
+    judgement->waited_us = took_us < store->timeout_us ? took_us : store->timeout_us;
 }
 
 void
@@ -813,6 +856,7 @@ tg__judgement_unmatched(tg_judgement *judgement)
     judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
     judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
     judgement->watch_count = 0;
+    judgement->waited_us = 0;
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

@@ -217,7 +217,7 @@ typedef struct tg_store tg_store;
 
 typedef struct tg_store_options {
     tg_clock *clock;     /* NULL: the store's own clock (CLOCK_BOOTTIME) */
-    uint64_t timeout_us; /* longest a decision waits for the store; 0: 50 ms */
+    uint64_t timeout_us; /* longest a call waits for the store, however often it has to ask it; 0: 50 ms */
     bool existing;       /* only what is there: a table is never made */
     /* Redis: what private values in keys are hashed under, the same on all machines; 1 to 127 bytes, or "@/path" of a file
      * that nobody but its owner can read. Empty: TIDEGATE_SECRET; without that, one that is made once and kept in Redis. */
@@ -371,6 +371,9 @@ typedef struct tg_request {
     /* What the application says itself, for `key:NAME`: each kind without "key:". Empty values are missing ones. */
     const tg_part *keys;
     size_t key_count;
+    /* The sum of tg_judgement.waited_us of what was judged for this same request before, in whatever stores: a request waits
+     * for all of them together no longer than one judgement may. */
+    uint64_t waited_us;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64
@@ -399,6 +402,10 @@ TG_API tg_status tg_client_normalise(const tg_client *client, tg_text address, c
 /* ---- limiters --------------------------------------------------------------------------------------------------- */
 
 typedef enum tg_on_failure { TG_FAIL_OPEN = 0, TG_FAIL_CLOSED, TG_FAIL_LOCAL } tg_on_failure;
+/* "open", "closed", "local", and "local 25%": by 1 to 100 percent of each limit and burst. False: none of these. Without a
+ * share `local_percent` is 100. */
+TG_API bool tg_on_failure_parse(tg_text text, tg_on_failure *choice, unsigned *local_percent);
+
 typedef enum tg_on_full { TG_FULL_OVERFLOW = 0, TG_FULL_OPEN, TG_FULL_CLOSED } tg_on_full;
 typedef enum tg_missing { TG_MISSING_REJECT_401 = 0, TG_MISSING_REJECT_400, TG_MISSING_SHARED } tg_missing;
 
@@ -410,6 +417,7 @@ typedef struct tg_limiter_options {
     const tg_text *by;       /* dimensions: "ip", "user|ip", "ip+route"; none: tg_limiter_judge is TG_E_ARG */
     size_t by_count;
     tg_on_failure on_store_failure;
+    unsigned local_percent; /* TG_FAIL_LOCAL: the share of each limit and burst, at least 1 unit; 0 as 100 */
     tg_on_full on_full;
     tg_missing missing_identity;
     bool count_denied; /* what is refused counts too: who keeps knocking stays out. TG_E_CONFIG where the store cannot */
@@ -553,6 +561,7 @@ typedef struct tg_judgement {
     bool settles; /* what it costs, or how it went, is known after the response: call tg_gate_settle then */
     uint8_t watch_count; /* for tg_gate_settle: which policies want to know how it went */
     uint32_t watches[TG_LIMITERS_MAX];
+    uint64_t waited_us; /* how long it waited for its store, at most the store's timeout: see tg_request. 0: a table's */
 } tg_judgement;
 
 /* Judges one request under several limiters at once, all or nothing, each by its own `by`. All share one store.
@@ -629,7 +638,8 @@ TG_API bool tg_gate_names(tg_gate *gate, const char *kind);
 
 /* ---- without waiting ------------------------------------------------------------------------------------------------
  * The same questions for callers on an event loop, where a remote store must not be waited for. All calls of one client
- * travel behind each other over one connection (one for each node of a cluster); each has its own deadline.
+ * travel behind each other over one connection (one for each node of a cluster); each has its own deadline, for all that it
+ * has to ask.
  *
  * Everything is called from the loop's thread, and nothing here blocks. One client for each pair of loop and store; in a
  * forked child every call is TG_E_STORE, and only tg_async_close may follow. */

@@ -10,10 +10,10 @@ typedef struct silent_store {
 } silent_store;
 
 static tg_status
-apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflow,
-      tg_error *error)
+apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us, tg_result *results,
+      bool *overflow, tg_error *error)
 {
-    (void)op, (void)targets, (void)target_count, (void)results, (void)overflow;
+    (void)op, (void)targets, (void)target_count, (void)until_us, (void)results, (void)overflow;
     if (error) {
         *error = ((silent_store *)store)->why;
         error->status = TG_E_STORE;
@@ -48,7 +48,7 @@ static tg_status
 stats(tg_store *store, tg_store_stats *read, tg_error *error)
 {
     (void)read;
-    return apply(store, TG_OP_PEEK, NULL, 0, NULL, NULL, error);
+    return apply(store, TG_OP_PEEK, NULL, 0, 0, NULL, NULL, error);
 }
 
 static void

@@ -69,13 +69,13 @@ typedef struct tg_store_call tg_store_call; /* the store's own */
 typedef struct tg_store_async tg_store_async;
 
 typedef struct tg_store_async_ops {
-    /* As `apply` with its deadline. `targets`, all they point to, and `results` stay the caller's and as they are until
+    /* As `apply`, by `until_us`. `targets`, all they point to, and `results` stay the caller's and as they are until
      * `done`, which is called once: never from within the beginning of its own call, but perhaps of another.
      *
      * call  receives what `cancel` takes; NULL when it is answered already: `done` will not be called
      * TG_E_STORE, TG_E_NOMEM: not begun, `done` will not be called. */
-    tg_status (*begin)(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-                       tg_async_done *done, void *data, tg_store_call **call, tg_error *error);
+    tg_status (*begin)(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+                       tg_result *results, tg_async_done *done, void *data, tg_store_call **call, tg_error *error);
     void (*cancel)(tg_store_async *client, tg_store_call *call); /* `done` will not be called */
     void (*ready)(tg_store_async *client, int fd, bool readable, bool writable);
     void (*wake)(tg_store_async *client);
@@ -94,15 +94,18 @@ typedef struct tg_store_ops {
     bool remote;      /* apply may wait for a network */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
+     * until_us  for stores that are remote, of tg__monotonic_us: the end of what one judgement may wait, of which this may be
+     *           one question of several. 0: this one alone, so the store's own timeout from now on. Where it has come
+     *           already nothing is asked: TG_E_STORE with system_error ETIME, which says nothing of the store
      * results   HIT and PEEK: allowed, charged, overflow, remaining, retry_after_us, reset_after_us, delay_us, stamp_us of
      *           each target are filled; the other fields are the caller's. When one target denies, those that would allow keep
      *           `allowed`, are not charged, and tell of the untouched state. REFUND and RESET: may be NULL
      * overflow  set when any target was judged in an overflow bucket; may be NULL
      * TG_E_STORE no answer in time: nothing is known to be taken. Never blocks past the store's timeout behind a stopped
      *           holder, never allocates. */
-    tg_status (*apply)(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-                       bool *overflow, tg_error *error);
-    /* NULL: TG_E_UNSUPPORTED. One atomic step like `apply`, with its deadline.
+    tg_status (*apply)(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+                       tg_result *results, bool *overflow, tg_error *error);
+    /* NULL: TG_E_UNSUPPORTED. One atomic step like `apply`, by the store's own timeout.
      *
      * targets  TAKE: as of a hit. SETTLE, RENEW: those that were charged, each with what it was charged, `own` as in REFUND
      * A lease that has ended before it is settled or renewed has given its units back: then all of `actual` is taken. One that
@@ -150,7 +153,9 @@ struct tg_store {
     struct tg_store *next;
     unsigned private_kinds; /* of tg_store_options; a constructor of keys sets it itself */
     uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */
+    bool in_slots;       /* a call about several identities is several: one for each slot that they lie in */
     bool counts_denied;  /* tg_target.counts_denied is followed */
+    uint64_t timeout_us; /* of stores that are remote: how long one judgement may wait; else 0 */
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
     /* How many overrides stand, in memory that all processes share; NULL: the store keeps none. */
     _Atomic(const _Atomic uint64_t *) overrides;
@@ -169,8 +174,9 @@ typedef struct tg_store_uri {
     tg_text rest;   /* between "://" and "?" */
     struct {
         tg_text name, value;
-    } options[8];
+    } options[16];
     size_t option_count;
+    bool tiered; /* tiers stand before it, whose own options have been taken out */
 } tg_store_uri;
 
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
@@ -186,15 +192,16 @@ tg_status tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why,
 tg_status tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error);
 tg_status tg__table_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 tg_status tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
+tg_status tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);
 
 static inline tg_status
-tg__async_begin(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-                tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
+tg__async_begin(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+                tg_result *results, tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
 {
-    return client->ops->begin(client, op, targets, target_count, results, done, data, call, error);
+    return client->ops->begin(client, op, targets, target_count, until_us, results, done, data, call, error);
 }
 
 #endif

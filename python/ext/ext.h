@@ -137,6 +137,7 @@ typedef struct tgpy_judgement {
     tg_outcome outcome;
     int status;
     bool challenged, shadow_denied, needs_body, settles;
+    uint64_t waited_us; /* as in tg_judgement */
     PyObject *settles_at; /* the gate, where `settles` is set: a decision of nothing has no owner */
     uint8_t watch_count;
     uint32_t watches[TG_LIMITERS_MAX];

@@ -86,7 +86,9 @@ static void
 gate_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    tg_gate_close(of(self)->gate);
+    PyThreadState *thread = tgpy_others_run(of(self)->gate ? tg_gate_store(of(self)->gate) : NULL);
+    tg_gate_close(of(self)->gate); /* a remote store that nobody else has open waits for its last word */
+    tgpy_others_stop(thread);
     PyObject_Free(self);
     Py_DECREF(type);
 }

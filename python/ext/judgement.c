@@ -68,6 +68,7 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     self->shadow_denied = judgement->shadow_denied;
     self->needs_body = judgement->needs_body;
     self->settles = judgement->settles;
+    self->waited_us = judgement->waited_us;
     self->settles_at = judgement->settles ? Py_XNewRef(owner) : NULL;
     self->watch_count = judgement->settles ? judgement->watch_count : 0;
     memcpy(self->watches, judgement->watches, self->watch_count * sizeof *self->watches);
@@ -497,8 +498,9 @@ charged(const tgpy_decision *decision)
     return false;
 }
 
+/* waited_us  receives how long they have all waited, also for other stores */
 static bool
-read_prior(tgpy_state *state, PyObject *given, const tg_store *store, tgpy_prior *prior)
+read_prior(tgpy_state *state, PyObject *given, const tg_store *store, tgpy_prior *prior, uint64_t *waited_us)
 {
     *prior = (tgpy_prior){ .count = 0 };
     if (!given)
@@ -515,10 +517,12 @@ read_prior(tgpy_state *state, PyObject *given, const tg_store *store, tgpy_prior
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = tuple ? PyTuple_GetItem(given, i) : PyList_GetItem(given, i);
         const tgpy_decision *decision = NULL;
-        if (Py_TYPE(item) == state->judgement_type)
+        if (Py_TYPE(item) == state->judgement_type) {
             decision = of(item)->decision;
-        else if (Py_TYPE(item) == state->decision_type)
+            *waited_us += of(item)->waited_us;
+        } else if (Py_TYPE(item) == state->decision_type) {
             decision = (tgpy_decision *)item;
+        }
         if (!decision) {
             PyErr_SetString(PyExc_TypeError, NOT_JUDGEMENTS);
             return false;
@@ -551,6 +555,7 @@ unmatched(tgpy_state *state)
     memset(judgement.missing, 0, sizeof judgement.missing);
     judgement.shadow_policy[0] = '\0';
     judgement.challenged = judgement.shadow_denied = judgement.needs_body = judgement.settles = false;
+    judgement.waited_us = 0;
     judgement.decision.degraded = false;
     judgement.decision.result_count = 0;
     return tgpy_judgement_new(state, NULL, &judgement, NULL);
@@ -663,7 +668,7 @@ judge(tgpy_state *state, const struct judges *judges, tgpy_request *request, con
     tg_store *store = tgpy_owner_store(state, judges->owner);
     tgpy_prior prior;
     PyObject *made = NULL;
-    if (read_prior(state, options->prior, store, &prior)) {
+    if (read_prior(state, options->prior, store, &prior, &request->request.waited_us)) {
         tgpy_loop *loop = judges->later && tg_store_remote(store) ? tgpy_loop_of(state, store) : NULL;
         if (loop) {
             made = tgpy_judge_later(loop, judges->owner, judges->gate, judges->objects, judges->limiter_count,

@@ -710,12 +710,16 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
                                               "leaky_bucket", "gcra",        NULL };
     static const tg_algorithm meanings[] = { TG_FIXED_WINDOW, TG_SLIDING_LOG,  TG_SLIDING_COUNTER,
                                              TG_TOKEN_BUCKET, TG_LEAKY_BUCKET, TG_TOKEN_BUCKET };
-    static const char *const on_failures[] = { "open", "closed", "local", NULL };
+    static const char *const on_failures[] = { "open", "closed", "local", "local 25%", NULL }; /* what may be written */
     static const char *const on_fulls[] = { "overflow", "open", "closed", NULL };
     static const char *const missings[] = { "reject 401", "reject 400", "shared", NULL };
-    int algorithm = -1, on_failure = TG_FAIL_OPEN, on_full = TG_FULL_OVERFLOW, missing = TG_MISSING_REJECT_401;
+    tg_on_failure on_failure = TG_FAIL_OPEN;
+    unsigned local_percent = 100;
+    int unknown, algorithm = -1, on_full = TG_FULL_OVERFLOW, missing = TG_MISSING_REJECT_401;
     if (!choose(self->state, "algorithm", arguments[ALGORITHM].text, algorithms, &algorithm) ||
-        !choose(self->state, "on_store_failure", arguments[ON_FAILURE].text, on_failures, &on_failure) ||
+        (arguments[ON_FAILURE].text.length > 0 &&
+         !tg_on_failure_parse(arguments[ON_FAILURE].text, &on_failure, &local_percent) &&
+         !choose(self->state, "on_store_failure", arguments[ON_FAILURE].text, on_failures, &unknown)) ||
         !choose(self->state, "on_full", arguments[ON_FULL].text, on_fulls, &on_full) ||
         !choose(self->state, "missing_identity", arguments[MISSING].text, missings, &missing))
         return false;
@@ -764,7 +768,8 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
             .preferred = preferred,
             .by = by.items,
             .by_count = by.count,
-            .on_store_failure = (tg_on_failure)on_failure,
+            .on_store_failure = on_failure,
+            .local_percent = local_percent,
             .on_full = (tg_on_full)on_full,
             .missing_identity = (tg_missing)missing,
         };
@@ -773,6 +778,7 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
                                &store, &error);
         if (status == TG_OK)
             status = tg_limiter_open(store, self->client, &options, &self->limiter, &error);
+        tg_store_close(store); /* the limiter has a reference of its own */
         Py_END_ALLOW_THREADS
     }
     if (status != TG_OK) {
@@ -782,7 +788,6 @@ open_rules(tgpy_limiter *self, const struct settings *given, const struct argume
     self->composes = by.count > 0;
     done = describe(self);
 done:
-    tg_store_close(store); /* the limiter has a reference of its own */
     free(uri);
     texts_fini(&by);
     texts_fini(&proxies);
@@ -903,9 +908,12 @@ limiter_dealloc(PyObject *object)
 {
     tgpy_limiter *self = of(object);
     PyTypeObject *type = Py_TYPE(object);
+    /* The last reference to a remote store tells it once more what was counted, and that is waited for. */
+    PyThreadState *thread = tgpy_others_run(self->limiter ? tg_limiter_store(self->limiter) : NULL);
     tg_limiter_close(self->limiter);
     tg_client_close(self->client);
     tg_gate_close(self->gate); /* after what was made from it */
+    tgpy_others_stop(thread);
     Py_XDECREF(self->name);
     Py_XDECREF(self->rules);
     Py_XDECREF(self->off);
@@ -1018,7 +1026,7 @@ static PyType_Slot limiter_slots[] = {
       "policy: instead, the name of a policy of the rules file `config` (else TIDEGATE_CONFIG), sharing its counts.\n"
       "store: memory://NAME, shared://NAME; else TIDEGATE_STORE, else the file's, else shared://default.\n"
       "timeout: seconds that a hit waits for a stopped process that holds the store, at most 2.\n"
-      "on_store_failure: \"open\" (default), \"closed\" or \"local\". on_full: \"overflow\" (default), \"open\", \"closed\".\n"
+      "on_store_failure: \"open\" (default), \"closed\", \"local\" or \"local 25%\". on_full: \"overflow\" (default), \"open\", \"closed\".\n"
       "missing_identity: \"reject 401\" (default), \"reject 400\", \"shared\".\n"
       "enabled: False, or TIDEGATE_ENABLED=0 in the environment, lets everything through without asking a store.\n\n"
       "Raises RuleError (wrong rules, or one too large for its table), ConfigError (wrong option, URI or rules file),\n"

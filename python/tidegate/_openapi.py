@@ -5,6 +5,7 @@ Must not enter: judging; a schema of another framework.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,9 +40,9 @@ REFUSED: dict[str, Any] = {
 }
 
 
-def describe(app: Any, is_limit: Callable[[Any], bool]) -> None:
-    """Has app.openapi() tell of the limits among the dependencies of its routes. A 429 that a route describes itself
-    stays as it is."""
+def describe(app: Any, limits: Callable[[Any, Any], bool]) -> None:
+    """Has app.openapi() tell of the limits among the dependencies of its routes: those of which `limits(dependency,
+    endpoint)` is true. A 429 that a route describes itself stays as it is."""
     openapi = getattr(app, "openapi", None)
     if openapi is None or getattr(openapi, "_tidegate", False):
         return
@@ -50,7 +51,7 @@ def describe(app: Any, is_limit: Callable[[Any], bool]) -> None:
         schema: dict[str, Any] = openapi()
         paths = schema.get("paths", {})
         for path, methods, dependant in _operations(app):
-            if _limited(dependant, is_limit):
+            if _limited(dependant, functools.partial(limits, endpoint=dependant.call)):
                 for method in methods:
                     operation = paths.get(path, {}).get(method.lower())
                     if operation is not None:
@@ -70,5 +71,5 @@ def _operations(app: Any) -> Iterator[tuple[str, list[str], Any]]:
             yield path, sorted(getattr(route, "methods", None) or ()), dependant
 
 
-def _limited(dependant: Any, is_limit: Callable[[Any], bool]) -> bool:
+def _limited(dependant: Any, is_limit: Callable[..., bool]) -> bool:
     return is_limit(dependant.call) or any(_limited(below, is_limit) for below in dependant.dependencies)

@@ -215,6 +215,11 @@ class RateLimit:
             return got
         return await self._otherwise(conn, response, told, got)
 
+    # Written as a decorator it is called with the endpoint alone, which Python refuses in these words.
+    __call__.__qualname__ = (
+        "rate_limit(...) is no decorator: give the route dependencies=[Depends(rate_limit(...))]. RateLimit.__call__"
+    )
+
     async def _otherwise(
         self, conn: HTTPConnection, response: Response, told: dict[str, Any], judgement: Judgement | None
     ) -> Decision:
@@ -339,9 +344,9 @@ def rate_limit(
     user     callable -> the user's id or None
 
     rules, limit, by, cost and user may be callables, sync or async, that take the connection, or whatever FastAPI can
-    inject; they are asked for each request. The other arguments are those of tidegate.Limiter. What is wrong raises here: RuleError, ConfigError, StoreError,
-    TypeError, ValueError. A request over the limit raises RateLimited, which is answered with 429 and Retry-After in
-    whole seconds, rounded up (RFC 9110 10.2.3).
+    inject; they are asked for each request. The other arguments are those of tidegate.Limiter. What is wrong raises
+    here: RuleError, ConfigError, StoreError, TypeError, ValueError. A request over the limit raises RateLimited, which
+    is answered with 429 and Retry-After in whole seconds, rounded up (RFC 9110 10.2.3).
     """
     made = Limit(
         rules, limit=limit, window_seconds=window_seconds, by=by, name=name, prefix=prefix, policy=policy,
@@ -398,6 +403,8 @@ class MessageLimit:
         self._asked = user
         parameters = [
             inspect.Parameter("socket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=WebSocket),
+            # Only so that a call with an endpoint alone, as of a decorator, is an error.
+            inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection),
         ]
         if user is not None and not _takes_connection(user):
             parameters.append(
@@ -414,7 +421,7 @@ class MessageLimit:
     def __repr__(self) -> str:
         return f"<message_limit {'; '.join(self.limiter.rules)!r} name={self.limiter.name!r} by={self.limit.by!r}>"
 
-    async def __call__(self, socket: WebSocket, user: Any = None) -> None:
+    async def __call__(self, socket: WebSocket, conn: HTTPConnection, user: Any = None) -> None:
         if self._asked is not None:
             user = await ask(self._asked, socket)
         scope: Mapping[str, Any] = socket.scope
@@ -440,6 +447,10 @@ class MessageLimit:
             return {"type": "websocket.disconnect", "code": self.close_code, "reason": close_reason(judgement)}
 
         socket._receive = counted
+
+    __call__.__qualname__ = (
+        "message_limit(...) is no decorator: give the route dependencies=[Depends(message_limit(...))]. MessageLimit.__call__"
+    )
 
 
 def message_limit(
@@ -514,7 +525,7 @@ def install(
         app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user, plan=plan))
     app.exception_handlers.setdefault(RateLimited, _answer)
     if openapi:
-        describe(app, lambda call: isinstance(call, RateLimit))
+        describe(app, lambda call, endpoint: isinstance(call, RateLimit) and endpoint not in call._exempt)
     build = app.build_middleware_stack
     if not isinstance(build, _Build):
         setattr(app, "build_middleware_stack", _Build(build))

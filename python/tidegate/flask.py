@@ -33,7 +33,7 @@ from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, mes
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
 User = str | int | None
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any] | Blueprint)
 Exempted = TypeVar("Exempted", Callable[..., Any], Blueprint)
 
 log = logging.getLogger("tidegate")
@@ -188,14 +188,44 @@ def _settle(judgement: Judgement, state: RequestState) -> None:
     state.append(judgement)
 
 
-class RateLimit:
-    """What rate_limit(...) makes: a decorator for views, methods and helpers, and `check()` for a hook of your own,
-    such as `blueprint.before_request(limit.check)`.
+class _Exempting:
+    """What can leave single views and blueprints out."""
+
+    def __init__(self) -> None:
+        self._exempts = False
+        self._exempt_blueprints: list[Blueprint] = []
+
+    def exempt(self, view_or_blueprint: Exempted) -> Exempted:
+        """Leaves a view, or a blueprint with those registered on it, out of this. Others still hold."""
+        self._exempts = True
+        if isinstance(view_or_blueprint, Blueprint):
+            self._exempt_blueprints.append(view_or_blueprint)
+        else:
+            _note(_written(view_or_blueprint), _EXEMPT, self)
+        return view_or_blueprint
+
+    def _is_exempt(self, actual: Request) -> bool:
+        if self._exempt_blueprints and any(
+            current_app.blueprints.get(name) in self._exempt_blueprints for name in actual.blueprints
+        ):
+            return True
+        view = current_app.view_functions.get(actual.endpoint or "")
+        if view is None:
+            return False
+        of_class = getattr(view, "view_class", None)
+        return self in getattr(_written(view), _EXEMPT, ()) or self in getattr(of_class, _EXEMPT, ())
+
+
+class RateLimit(_Exempting):
+    """What rate_limit(...) makes: a decorator for views, methods, helpers and blueprints, and `check()` for a hook of your
+    own.
 
     enabled   set it to False and it lets everything through without asking the store
+    exempt    leaves a view or a blueprint out, where a blueprint or a hook has this limit for all of its views
     """
 
     def __init__(self, limit: Limit, user: Callable[[], User | Awaitable[User]] | None) -> None:
+        super().__init__()
         self.enabled = True
         self.limit = limit
         self._user = user
@@ -217,7 +247,9 @@ class RateLimit:
         """Charges the current request, once however often it is called; raises RateLimited over the limit."""
         if not self.enabled:
             return
-        _charge(self.limit, self._user, request._get_current_object())  # type: ignore[attr-defined]
+        actual = request._get_current_object()  # type: ignore[attr-defined]
+        if not self._exempts or not self._is_exempt(actual):
+            _charge(self.limit, self._user, actual)
 
     @property
     def decision(self) -> Decision | None:
@@ -226,8 +258,11 @@ class RateLimit:
         return shown(state).decision if state else None
 
     def __call__(self, function: Function) -> Function:
+        if isinstance(function, Blueprint):
+            function.before_request(self.check)
+            return function
         if not callable(function):
-            raise TypeError(f"rate_limit(...) decorates a function, not {type(function).__name__}")
+            raise TypeError(f"rate_limit(...) decorates a function or a Blueprint, not {type(function).__name__}")
         _note(_written(function), _WANTED, self)
         return _enforcing(self, function)
 
@@ -262,7 +297,9 @@ def _written(function: Any) -> Any:
 
 
 def _note(written: Any, attribute: str, value: object) -> None:
-    setattr(written, attribute, (*getattr(written, attribute, ()), value))
+    noted = getattr(written, attribute, ())
+    if value not in noted:  # Flask-RESTX and Flask-RESTful decorate a method anew for each request
+        setattr(written, attribute, (*noted, value))
 
 
 # How many views of an application have been looked through.
@@ -344,7 +381,7 @@ def rate_limit(
     return RateLimit(made, user)
 
 
-class Tidegate:
+class Tidegate(_Exempting):
     """Limits for a whole application, before its views: a default limit, the rules file, or both.
 
     app       may come later: init_app, for application factories and for several applications
@@ -357,7 +394,8 @@ class Tidegate:
     config, gate   the rules file, or a Gate to share: its policies are judged for every request
     plan      callable() -> the name of the client's plan or None, for policies with `plans`
 
-    Several objects may guard one application: every one of them is asked.
+    Several objects may guard one application: every one of them is asked. `exempt` leaves a view or a blueprint out of the
+    default limit and the rules file; a rate_limit of its own still holds.
     """
 
     def __init__(
@@ -389,6 +427,7 @@ class Tidegate:
         timeout: float = 0.05,
         enabled: bool | None = None,
     ) -> None:
+        super().__init__()
         self.enabled = True
         self.gate = (
             Gate(config, store=store, clock=clock, timeout=timeout) if gate is None and config is not None else gate
@@ -415,7 +454,6 @@ class Tidegate:
             )  # fmt: skip
         self._user = user
         self._plan = plan
-        self._exempt_blueprints: list[Blueprint] = []
         if app is not None:
             self.init_app(app)
 
@@ -428,20 +466,11 @@ class Tidegate:
             guards.append(self)
             app.before_request(self._before_request)
 
-    def exempt(self, view_or_blueprint: Exempted) -> Exempted:
-        """Leaves a view, or a blueprint with those registered on it, out of the default limit and the rules file. A
-        rate_limit of its own still holds."""
-        if isinstance(view_or_blueprint, Blueprint):
-            self._exempt_blueprints.append(view_or_blueprint)
-        else:
-            _note(_written(view_or_blueprint), _EXEMPT, self)
-        return view_or_blueprint
-
     def _before_request(self) -> WerkzeugResponse | None:
         if not self.enabled:
             return None
         actual = request._get_current_object()  # type: ignore[attr-defined]
-        if self._is_exempt(actual):
+        if self._exempts and self._is_exempt(actual):
             return None
         state = _state_of(actual)
         if self.gate is not None:
@@ -479,14 +508,3 @@ class Tidegate:
                 near = difflib.get_close_matches(name, known, 1)
                 guess = f": did you mean {near[0]!r}?" if near else ""
                 log.warning("limits= names %r, which is no endpoint or path of %r%s", name, app.name, guess)
-
-    def _is_exempt(self, actual: Request) -> bool:
-        if self._exempt_blueprints and any(
-            current_app.blueprints.get(name) in self._exempt_blueprints for name in actual.blueprints
-        ):
-            return True
-        view = current_app.view_functions.get(actual.endpoint or "")
-        if view is None:
-            return False
-        of_class = getattr(view, "view_class", None)
-        return self in getattr(_written(view), _EXEMPT, ()) or self in getattr(of_class, _EXEMPT, ())

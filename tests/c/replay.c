@@ -123,7 +123,7 @@ force(replay *run, tg_decision *decision, tg_error *error)
             .cost = decision->results[i].cost,
             .forced = true,
         };
-    const tg_status status = run->store->ops->apply(run->store, TG_OP_HIT, targets, decision->result_count,
+    const tg_status status = run->store->ops->apply(run->store, TG_OP_HIT, targets, decision->result_count, 0,
                                                     decision->results, &decision->overflow, error);
     if (status == TG_OK)
         tg__decision_report(decision);

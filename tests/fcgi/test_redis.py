@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,7 +18,9 @@ from client import ABORT, AUTHORIZER, Connection, Request, ask, record
 from fcgi_daemon import Daemon, wait_for
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Lateness, Server, server  # noqa: E402
+from cluster import Cluster, cluster  # noqa: E402
+from detour import detour  # noqa: E402
+from server import Lateness, Server, free_port, server  # noqa: E402
 
 RULES = """\
 policies:
@@ -122,6 +123,26 @@ def test_several_loops_admit_the_limit_exactly(start: Callable[..., Daemon], red
     for thread in threads:
         thread.join()
     assert statuses == {200: 700, 429: 300}
+
+
+def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stops_after_the_first(
+    start: Callable[..., Daemon],
+) -> None:
+    modes = ("enforce", "challenge", "shadow")
+    kinds = "".join(f"  - {{name: {mode}, mode: {mode}, also: true, rules: 1000/hour}}\n" for mode in modes)
+    with server(port=free_port()) as redis, detour(redis) as way:
+        daemon = start("policies:\n" + kinds, "--store", way.uri)
+        assert ask(daemon.address).status == 200
+        assert way.decisions == 3
+        way.delay = 0.03
+        way.answered = lambda count: redis.signal(signal.SIGSTOP)
+        with Connection(daemon.address) as connection, Lateness() as late:
+            began = time.monotonic()
+            answer = connection.ask(Request())
+            took = time.monotonic() - began
+            assert late.allows(took, 0.05 + 0.01), took
+        assert answer.status == 200 and answer["X-RateLimit-Remaining"], "the first question was answered"
+        assert took > 0.045, "the second had what was left"
 
 
 def test_while_redis_hangs_the_loop_waits_for_nobody_and_each_is_answered_by_its_policy_in_time(
@@ -295,9 +316,61 @@ def test_a_body_that_comes_while_redis_is_waited_for_is_passed_on_whole(
     assert application.seen[-1].body == len(upload)
 
 
-def test_a_cluster_is_said_to_be_waited_for(start: Callable[..., Daemon]) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    daemon = start(RULES, "--store", f"redis+cluster://127.0.0.1:{port}")
-    assert daemon.lines("store-waits") or ask(daemon.address, uri="/closed").status == 503
+# ---- a cluster
+
+
+def address_on(nodes: Cluster, part: int) -> str:
+    """An address whose counts the `part`-th primary has."""
+    for number in range(1, 250):
+        slot = nodes.primaries[0]("CLUSTER", "KEYSLOT", f"{{ip=192.0.2.{number}}}")
+        assert isinstance(slot, int)
+        if nodes.owner(slot) is nodes.primaries[part]:
+            return f"192.0.2.{number}"
+    raise AssertionError(f"no address on node {part}")
+
+
+def test_a_cluster_decides_and_a_node_that_stands_still_holds_nobody_elses_request(start: Callable[..., Daemon]) -> None:
+    rules = """\
+policies:
+  - {name: both, match: {path: "/both/*"}, rules: 3/hour, by: [ip, path]}
+  - {name: one, rules: 1000000/hour}
+"""
+    with cluster() as nodes:
+        patient = start(rules, "--store", nodes.patient)
+        got = [ask(patient.address, uri=f"/both/{number}").status for number in range(5)]
+        assert got == [200, 200, 200, 429, 429], "each path in a slot of its own, the address in one"
+
+        addresses = [address_on(nodes, part) for part in range(3)]
+        daemon = start(rules, "--store", nodes.uri)
+        for peer in addresses:
+            wait_for(lambda peer=peer: ask(daemon.address, peer=peer)["X-RateLimit-Limit"])  # type: ignore[misc]
+        waits: dict[int, list[float]] = {0: [], 2: []}
+        trouble: list[str] = []
+        stop = threading.Event()
+
+        def load(part: int) -> None:
+            with Connection(daemon.address) as connection:
+                while not stop.is_set():
+                    began = time.monotonic()
+                    answer = connection.ask(Request(peer=addresses[part]))
+                    waits[part].append(time.monotonic() - began)
+                    if answer.status != 200 or bool(answer["X-RateLimit-Limit"]) != (part == 0):
+                        trouble.append(f"{part}: {answer.status} {answer['X-RateLimit-Limit']}")
+                    time.sleep(0.001)
+
+        with Lateness() as late:
+            nodes.primaries[2].signal(signal.SIGSTOP)
+            try:
+                threads = [threading.Thread(target=load, args=(part,)) for part in waits]
+                for thread in threads:
+                    thread.start()
+                time.sleep(0.7)
+                stop.set()
+                for thread in threads:
+                    thread.join()
+            finally:
+                nodes.primaries[2].signal(signal.SIGCONT)
+            assert trouble == []
+            assert late.allows(max(waits[2]), 0.06)
+            assert late.allows(sorted(waits[0])[len(waits[0]) * 99 // 100], 0.01), "another node's requests notice nothing"
+        wait_for(lambda: ask(daemon.address, peer=addresses[2])["X-RateLimit-Limit"] == "1000000", what="limits again")

@@ -31,7 +31,7 @@ from tidegate.fastapi import install, rate_limit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 from cluster import cluster
-from server import Lateness, Server, server
+from server import Lateness, MachineLateness, Server, server
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -180,7 +180,7 @@ def test_a_stopped_redis_costs_each_task_its_deadline_and_the_loop_nothing(redis
 
         ticking = asyncio.ensure_future(tick())
         redis.signal(signal.SIGSTOP)
-        with Lateness() as late:
+        with MachineLateness() as late:
             took = await asyncio.gather(*[ask() for _ in range(100)])
             assert late.allows(max(took), 0.07)
             assert late.allows(max(gaps), 0.01)

@@ -28,7 +28,7 @@ from fastapi import Depends, FastAPI
 from tidegate.fastapi import install, rate_limit
 
 sys.path[:0] = [os.environ["REDIS_HELPERS"]]
-from server import Lateness
+from server import MachineLateness
 
 gaps, late = [], None
 
@@ -42,10 +42,8 @@ async def tick():
 async def lifespan(app):
     global late
     ticking = asyncio.ensure_future(tick())
-    late = Lateness()
-    late.__enter__()
+    late = MachineLateness().__enter__()
     yield
-    late.__exit__()
     ticking.cancel()
 
 app = FastAPI(lifespan=lifespan)
@@ -59,7 +57,7 @@ async def root() -> str:
 async def told() -> dict[str, object]:
     told = {"gaps": sorted(gaps)[-5:], "ticks": len(gaps), "late": late.worst, "loop": type(asyncio.get_running_loop()).__module__}
     gaps.clear()
-    late.worst = 0.0
+    late.__enter__()
     return told
 """
 

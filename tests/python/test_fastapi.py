@@ -2,6 +2,7 @@
 sees."""
 
 import json
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response as StarletteResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
-from tidegate import ConfigError, Decision, Limiter, RuleError
-from tidegate.fastapi import RateLimit, RateLimited, install, rate_limit, user_rate_limit
+from tidegate import ConfigError, Decision, Limiter, RuleError, StoreError
+from tidegate.fastapi import RateLimit, RateLimited, install, message_limit, rate_limit, user_rate_limit
 
 from setting import FaceSetting as Setting
 
@@ -275,7 +276,7 @@ def test_enabled_false_and_the_environment_switch_a_limit_off(limit: Setting, mo
         ({"rules": "5/minute", "by": "colour"}, ConfigError, "colour"),
         ({"rules": "5/minute", "by": []}, ConfigError, "by must name"),
         ({"rules": "5/minute", "by": [1]}, TypeError, "by must be a str"),
-        ({"rules": "5/minute", "by": 1}, TypeError, "iterable"),
+        ({"rules": "5/minute", "by": 1}, TypeError, "by must be a str, a callable or a sequence of them, not int"),
         ({"rules": "5/minute", "name": "a", "prefix": "b"}, ConfigError, "exclude each other"),
         ({"rules": "5/minute", "cost": -1}, ValueError, "cost"),
         ({"rules": "5/minute", "cost": 1.5}, TypeError, "cost must be an int"),
@@ -748,20 +749,62 @@ def test_an_upgrade_request_to_an_http_path_is_counted_like_any_other(limit: Set
 # ---- the store ----
 
 
-@pytest.mark.fault("R101")
-def test_a_handler_for_429_never_meets_a_store_error(limit: Setting, tmp_path: Path) -> None:
-    from tidegate import StoreError
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that refuses to be connected to, of this test alone."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"redis://127.0.0.1:{bound.getsockname()[1]}"
 
-    app = FastAPI()
 
-    @app.exception_handler(RateLimited)
-    async def handler(request: Request, error: RateLimited) -> JSONResponse:
-        return JSONResponse({"limit": error.decision.limit}, 429)
-
-    # A store that cannot be opened speaks where the limit is written, by its own error.
+def test_a_store_that_cannot_be_opened_speaks_where_the_limit_is_written_by_an_error_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         rate_limit("1/minute", store=f"shared://{tmp_path}/nowhere/table")
     assert not issubclass(StoreError, RateLimited) and not issubclass(RateLimited, StoreError)
+
+
+@pytest.mark.fault("R101")
+@pytest.mark.parametrize("policy", ["open", "closed"])
+@pytest.mark.parametrize("handled", [None, 429, RateLimited])
+def test_a_handler_for_429_never_meets_a_store_error(
+    nobody: str, handled: Any, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+    install(app)
+    met: list[RateLimited] = []
+
+    async def handler(request: Request, error: RateLimited) -> JSONResponse:
+        met.append(error)
+        return JSONResponse({"wait": error.decision.retry_after, "of": error.decision.limit}, error.status_code)
+
+    if handled is not None:
+        app.add_exception_handler(handled, handler)  # type: ignore[arg-type]
+    with caplog.at_level("WARNING", "tidegate"):
+        own = rate_limit("1/minute", store=nobody, on_store_failure=policy)
+        app.get("/", dependencies=[Depends(own)])(lambda: "ok")
+        answers = [TestClient(app).get("/") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200 if policy == "open" else 503] * 3
+    assert not any(FIELDS[0] in answer.headers for answer in answers)
+    if policy == "closed":
+        assert [answer.headers["Retry-After"] for answer in answers] == ["1"] * 3
+        assert ("code" in answers[0].json()) is (handled is not RateLimited), "as every face says it, but for its own handler"
+    # Whoever handles all refusals is told what it is, with numbers that can be read as any other's.
+    assert len(met) == (3 if policy == "closed" and handled is RateLimited else 0)
+    assert {(error.status_code, error.decision.degraded, error.decision.retry_after) for error in met} <= {(503, True, 1.0)}
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "tidegate"]
+    assert "store-failing" in said and "Connection refused" in said
+
+
+@pytest.mark.fault("R110")
+def test_what_is_switched_off_asks_no_store(nobody: str) -> None:
+    off = rate_limit("1/minute", store=nobody, on_store_failure="closed")
+    app = FastAPI()
+    install(app)
+    app.get("/", dependencies=[Depends(off)])(lambda: "ok")
+    client = TestClient(app)
+    assert statuses(client, "/", 1) == [503], "nobody is there"
+    off.enabled = False
+    assert statuses(client, "/", 100) == [200] * 100
 
 
 def test_missing_identity_has_the_answer_that_was_chosen(limit: Setting) -> None:
@@ -807,3 +850,25 @@ def test_a_limit_without_depends_is_told_what_to_write() -> None:
 
         @FastAPI().get("/", dependencies=[limit])  # type: ignore[list-item]
         def index() -> None: ...
+
+
+@pytest.mark.fault("R104")
+@pytest.mark.parametrize("made", [rate_limit, message_limit])
+def test_a_limit_written_as_a_decorator_above_or_below_the_route_stops_the_import_and_says_what_to_write(
+    made: Any,
+) -> None:
+    limit = made("5/minute", store="memory://decorator")
+    words = rf"{made.__name__}\(\.\.\.\) is no decorator: give the route dependencies=\[Depends\({made.__name__}"
+    app = FastAPI()
+    route = app.get if made is rate_limit else app.websocket
+    with pytest.raises(TypeError, match=words):
+
+        @route("/below")
+        @limit
+        async def below() -> None: ...
+
+    with pytest.raises(TypeError, match=words):
+
+        @limit
+        @route("/above")
+        async def above() -> None: ...

@@ -4,6 +4,7 @@ exemptions, and what the schema says."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import linecache
 import logging
 import warnings
@@ -99,6 +100,18 @@ def test_costs_and_rules_may_be_callables_and_what_was_used_stays_used(app: Fast
     assert own.limiter_for("9/minute").peek(dims={"ip": "127.0.0.1"}).remaining == 5
 
 
+def test_a_request_whose_cost_is_0_is_left_out_also_where_nothing_is_left(app: FastAPI, limit: Setting) -> None:
+    def cost(conn: HTTPConnection) -> int:
+        return 0 if conn.headers.get("X-Internal") == "yes" else 1
+
+    app.get("/", dependencies=[Depends(limit("2/minute", cost=cost))])(lambda: "ok")
+    client = TestClient(app)
+    for left in (200, 200, 429):
+        assert get(client, "/", 5, headers={"X-Internal": "yes"}) == [200] * 5
+        assert get(client, "/") == [left]
+    assert get(client, "/", 5, headers={"X-Internal": "yes"}) == [200] * 5
+
+
 def test_a_limit_as_a_callable_goes_with_its_window_and_zero_refuses(app: FastAPI, limit: Setting) -> None:
     load: list[int] = [2]
     own = limit(None, limit=lambda conn: load[0], window_seconds=60)
@@ -131,6 +144,7 @@ def test_a_dependency_that_is_asked_twice_in_a_request_runs_once(app: FastAPI, l
         ({"by": ["ip", "heder:X-Api-Key"]}, ConfigError, 'did you mean "header:NAME"'),
         ({"by": [5]}, TypeError, "holds int"),
         ({"rules": "5/minuet"}, RuleError, "minute"),
+        ({"rules": ["5/minute", "9/hour"]}, TypeError, "one text, not a list: write '5/minute; 9/hour'"),
         ({"charge_when": 401}, TypeError, "callable that takes the response"),
         ({"limit": lambda conn: 5, "rules": None}, ConfigError, "window_seconds"),
     ],
@@ -417,6 +431,8 @@ def test_an_exempt_endpoint_is_left_out_of_the_applications_limit_and_its_own_st
     assert get(client, "/own", 4) == [200] * 3 + [429]
     assert get(client, "/other", 3) == [200, 200, 429]
     assert "X-RateLimit-Limit" not in client.get("/health").headers
+    paths = app.openapi()["paths"]
+    assert [path for path in paths if "429" in paths[path]["get"]["responses"]] == ["/own", "/other"]
     site.enabled = False
     assert get(client, "/other") == [200]
     site.enabled = True
@@ -472,6 +488,64 @@ def test_the_schema_stays_as_it_was_where_nobody_wants_it(limit: Setting) -> Non
     install(app, openapi=False)
     app.get("/", dependencies=[Depends(limit())])(lambda: "ok")
     assert "429" not in app.openapi()["paths"]["/"]["get"]["responses"]
+
+
+STRINGS = """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, FastAPI, WebSocket
+from starlette.requests import HTTPConnection
+from tidegate import Decision, ManualClock
+from tidegate.fastapi import install, rate_limit
+
+own = {"store": "memory://strings", "clock": ManualClock()}
+
+
+def tenant(conn: HTTPConnection) -> str | None:
+    return conn.query_params.get("tenant")
+
+
+async def rules(plan: str = "free") -> str:
+    return "2/minute" if plan == "free" else "3/minute"
+
+
+Limited = Annotated[Decision, Depends(rate_limit(rules, by=tenant, **own))]
+app = FastAPI()
+install(app)
+
+
+@app.get("/")
+async def root(decision: Limited) -> int:
+    return decision.remaining
+
+
+@app.get("/written-out")
+def written_out(decision: Annotated[Decision, Depends(rate_limit("1/minute", **own))]) -> int:
+    return decision.remaining
+
+
+@app.websocket("/ws")
+async def ws(socket: WebSocket, decision: Limited) -> None:
+    await socket.accept()
+    await socket.send_json(decision.remaining)
+    await socket.close()
+"""
+
+
+def test_annotations_that_are_strings_are_understood_in_endpoints_and_in_what_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site_with_strings.py").write_text(STRINGS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    client = TestClient(importlib.import_module("site_with_strings").app)
+    assert [client.get("/?tenant=a").json() for _ in range(2)] == [1, 0]
+    assert get(client, "/?tenant=a") + get(client, "/?tenant=b") + get(client, "/") == [429, 200, 401]
+    assert client.get("/?tenant=a&plan=paid").json() == 0
+    assert get(client, "/written-out", 2) == [200, 429]
+    with client.websocket_connect("/ws?tenant=c") as socket:
+        assert socket.receive_json() == 1
 
 
 def test_background_tasks_run_and_a_refused_request_starts_none(app: FastAPI, limit: Setting) -> None:

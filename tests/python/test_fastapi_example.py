@@ -70,3 +70,12 @@ def test_four_uvicorn_workers_admit_the_limit_exactly_and_count_remaining_down(p
     refused = answers[-1]
     assert 0 < int(refused[1]["Retry-After"]) <= 3600
     assert json.loads(refused[2])["code"] == "RATE_LIMITED"
+
+
+def test_the_examples_own_tests_pass_where_it_lies() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEGATE_", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=EXAMPLE, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr

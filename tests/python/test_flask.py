@@ -1,6 +1,7 @@
 """Tidegate(app), @rate_limit and exempt: what a client of a Flask application sees."""
 
 import json
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_limits_and_exemptions_of_a_blueprint_reach_those_nested_in_it(app: Flas
     middle.register_blueprint(child, url_prefix="/child")
     limited.register_blueprint(middle, url_prefix="/middle")
     free.register_blueprint(middle, url_prefix="/middle")
-    limited.before_request(limit("5/minute", name="limited").check)
+    limit("5/minute", name="limited")(limited)
     gate.exempt(free)
     free.before_request(lambda: None)
     app.register_blueprint(limited, url_prefix="/limited")
@@ -205,6 +206,32 @@ def test_limits_and_exemptions_of_a_blueprint_reach_those_nested_in_it(app: Flas
     assert statuses(client, "/free/middle/child/x", 8) == [200] * 8
     gate.enabled = False
     assert statuses(client, "/limited/middle/child/x", 8) == [200] * 5 + [429] * 3
+
+
+@pytest.mark.fault("R122")
+def test_what_a_blueprint_has_a_nested_one_or_a_view_can_be_left_out_of_and_have_its_own(
+    app: Flask, limit: Setting
+) -> None:
+    of_parent, of_child = limit("5/minute", name="parent"), limit("2/minute", name="child")
+    parent, child, grandchild = Blueprint("parent", "p"), Blueprint("child", "c"), Blueprint("grandchild", "g")
+
+    @of_parent.exempt
+    @parent.get("/free")
+    def free() -> str:
+        return "ok"
+
+    parent.add_url_rule("/x", "x", lambda: "ok")
+    child.add_url_rule("/x", "x", lambda: "ok")
+    grandchild.add_url_rule("/x", "x", lambda: "ok")
+    assert of_parent(parent) is parent and of_child(child) is child
+    of_parent.exempt(child)
+    child.register_blueprint(grandchild, url_prefix="/grandchild")
+    parent.register_blueprint(child, url_prefix="/child")
+    app.register_blueprint(parent, url_prefix="/parent")
+    client = app.test_client()
+    assert statuses(client, "/parent/free", 9) == [200] * 9
+    assert statuses(client, "/parent/child/x", 1) + statuses(client, "/parent/child/grandchild/x", 2) == [200, 200, 429]
+    assert statuses(client, "/parent/x", 6) == [200] * 5 + [429], "of which the others took nothing"
 
 
 def test_one_view_name_in_two_blueprints_has_two_buckets(app: Flask, limit: Setting) -> None:
@@ -366,16 +393,18 @@ def test_what_is_wrong_raises_where_the_limit_is_written(limit: Setting) -> None
 
 
 @pytest.mark.fault("R110")
-def test_a_limit_can_be_switched_off_without_asking_the_store(
-    app: Flask, limit: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, gate = limit("1/minute"), limit.gate(app, default="1/minute")
-    app.add_url_rule("/", "root", own(lambda: "ok"))
-    own.enabled = gate.enabled = False
-    client = app.test_client()
-    assert statuses(client, "/", 100) == [200] * 100
-    own.enabled = True
-    assert statuses(client, "/", 2) == [200, 429]
+def test_a_limit_can_be_switched_off_without_asking_the_store(app: Flask) -> None:
+    with socket.socket() as bound:  # and not listening: whoever asks is refused
+        bound.bind(("127.0.0.1", 0))
+        nobody: Any = {"store": f"redis://127.0.0.1:{bound.getsockname()[1]}", "on_store_failure": "closed"}
+        own, gate = rate_limit("1/minute", **nobody), Tidegate(app, default="1/minute", **nobody)
+        app.add_url_rule("/", "root", own(lambda: "ok"))
+        client = app.test_client()
+        assert statuses(client, "/", 1) == [503]
+        gate.enabled = False
+        assert statuses(client, "/", 1) == [503]
+        own.enabled = False
+        assert statuses(client, "/", 100) == [200] * 100
 
 
 # ---- the answer ----

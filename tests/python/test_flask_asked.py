@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import flask
+import flask_restx
 import pytest
 from flask import Blueprint, Flask, Response
 from flask.views import MethodView, View
@@ -71,6 +72,16 @@ def test_costs_and_rules_may_be_callables_and_what_was_used_stays_used(app: Flas
     paid = app.test_client().get("/", headers={"X-Plan": "paid", "X-Cost": "2"})
     assert [paid.headers[field] for field in ("X-RateLimit-Limit", "X-RateLimit-Remaining")] == ["9", "5"]
     assert own.limiter_for("9/minute").peek(dims={"ip": "127.0.0.1"}).remaining == 5
+
+
+def test_a_request_whose_cost_is_0_is_left_out_also_where_nothing_is_left(app: Flask, limit: Setting) -> None:
+    limit.gate(app, default="2/minute", cost=lambda: 1 if flask.request.method == "POST" else 0)
+    app.add_url_rule("/", "root", lambda: "ok", methods=["GET", "POST"])
+    client = app.test_client()
+    for left in (200, 200, 429):
+        assert get(app, "/", 5) == [200] * 5
+        assert client.post("/").status_code == left
+    assert get(app, "/", 5) == [200] * 5
 
 
 def test_the_applications_limit_may_be_asked_for_too(app: Flask, limit: Setting) -> None:
@@ -258,6 +269,43 @@ def test_method_views_views_and_async_methods_take_limits_by_decorators_and_by_e
     ]  # fmt: skip
     assert client.post("/limited").status_code == 429
     assert get(app, "/free", 2) + get(app, "/shown", 2) == [200, 429, 200, 429]
+
+
+@pytest.mark.fault("R118")
+def test_resources_of_flask_restx_take_limits_by_method_decorators_and_nothing_grows_with_requests(
+    app: Flask, limit: Setting
+) -> None:
+    gate = limit.gate(app, default="100/minute")
+    api = flask_restx.Api(app)
+    every, posts = limit("5/minute", name="every"), limit("2/minute", name="posts")
+
+    @api.route("/things/<int:number>")
+    class Thing(flask_restx.Resource):  # type: ignore[misc]
+        method_decorators = [every]
+
+        def get(self, number: int) -> dict[str, Any]:
+            return {"self": type(self).__name__, "number": number}
+
+        @posts
+        def post(self, number: int) -> dict[str, int]:
+            return {"posted": number}
+
+    @api.route("/free")
+    class Free(flask_restx.Resource):  # type: ignore[misc]
+        decorators = [gate.exempt]
+
+        def get(self) -> str:
+            return "ok"
+
+    client = app.test_client()
+    assert client.get("/things/7").get_json() == {"self": "Thing", "number": 7}
+    assert [client.post("/things/8").status_code for _ in range(3)] == [200, 200, 429]
+    assert get(app, "/things/9", 4) == [200, 200, 429, 429]  # what the refused post took of the class is given back
+    assert client.get("/free").headers.get("X-RateLimit-Limit") is None
+    # The library decorates at each request.
+    noted = [len(value) for value in vars(Thing.get).values() if isinstance(value, tuple)]
+    get(app, "/things/9", 5)
+    assert [len(value) for value in vars(Thing.get).values() if isinstance(value, tuple)] == noted == [1]
 
 
 def test_a_blueprints_own_error_handler_answers_its_refusals(app: Flask, limit: Setting) -> None:

@@ -66,3 +66,12 @@ def test_four_gunicorn_workers_admit_the_limit_exactly_and_count_remaining_down(
     # Refused requests give back what they took of the application's limit; an exempt view takes nothing.
     assert ask(port, "GET", "/health")[1]["X-RateLimit-Remaining"] is None
     assert ask(port, "GET", "/nowhere")[1]["X-RateLimit-Remaining"] == "94"
+
+
+def test_the_examples_own_tests_pass_where_it_lies() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEGATE_", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=EXAMPLE, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr

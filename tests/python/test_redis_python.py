@@ -19,12 +19,12 @@ import pytest
 from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
-from tidegate import ConfigError, Limiter, StoreError
+from tidegate import ConfigError, Gate, Limiter, StoreError
 from tidegate.fastapi import install, rate_limit
 from tidegate.flask import Tidegate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Connection, Lateness, Server, server
+from server import Connection, Lateness, MachineLateness, Server, server
 
 
 @pytest.fixture
@@ -80,6 +80,37 @@ def test_other_threads_run_while_redis_is_waited_for(redis: Server) -> None:
     done.set()
     ticker.join()
     assert len(gaps) > 20, f"another thread ran {len(gaps)} times while one waited"
+
+
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+def test_a_limiter_that_is_dropped_while_redis_is_silent_holds_up_no_other_thread(redis: Server, way: str) -> None:
+    """The store's last reference brings what was counted since, and waits for that."""
+    limiters = [Limiter("100/minute", name="x", store=redis.uri)]
+    limiters[0].hit("a")
+    if way == "stopped":
+        redis.signal(signal.SIGSTOP)
+    else:
+        redis.kill()
+        limiters[0].hit("a")  # finds no server, and leaves no connection
+    longest, done = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal longest
+        while not done.is_set():
+            began = time.monotonic()
+            time.sleep(0.001)
+            longest = max(longest, time.monotonic() - began)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    with MachineLateness() as late:
+        began = time.monotonic()
+        limiters.clear()
+        took = time.monotonic() - began
+        done.set()
+        ticker.join()
+        assert late.allows(longest, 0.02)
+        assert late.allows(took, 0.6 if way == "stopped" else 0.03)
 
 
 def test_two_hundred_threads_share_the_pool_and_count_exactly(redis: Server) -> None:
@@ -174,6 +205,49 @@ def test_a_face_answers_by_policy_while_redis_is_away_and_never_500(redis: Serve
             assert late.allows(time.monotonic() - began, 2), "not back within 2 s"
             time.sleep(0.02)
     assert [face(redis.patient, "open").get("/", headers={"X-Who": "b"}).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(("share", "admitted"), [("local", 8), ("local 100%", 8), ("local 50%", 4), ("local 7%", 1)])
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log", "sliding_counter", "token_bucket", "leaky_bucket"])
+def test_while_redis_is_away_a_share_of_each_limit_is_let_through(
+    redis: Server, algorithm: str, share: str, admitted: int
+) -> None:
+    redis.kill()
+    one = Limiter(f"8/day {algorithm}", name=f"{algorithm} {share}", store=redis.uri, on_store_failure=share)
+    decisions = [one.hit("a") for _ in range(10)]
+    assert all(decision.degraded for decision in decisions)
+    assert [bool(decision) for decision in decisions] == [True] * admitted + [False] * (10 - admitted)
+    assert [decision.remaining for decision in decisions[:admitted]] == list(range(admitted - 1, -1, -1))
+    assert {decision.limit for decision in decisions} == {admitted}, "by which it was judged"
+    assert one.hit("b"), "each client has its share"
+
+
+def test_of_several_policies_the_smallest_share_holds_and_closed_is_stricter_still(redis: Server, tmp_path: Path) -> None:
+    redis.kill()
+    rules = tmp_path / "rules.yaml"
+
+    def admitted(*policies: str) -> int:
+        space = "".join(filter(str.isalnum, "-".join(policies)))
+        lines = [f"  - {{name: p{i}, also: true, rules: 100/day, on_store_failure: {each}}}\n" for i, each in enumerate(policies)]
+        rules.write_text("".join([f"namespace: {space}\npolicies:\n", *lines]))
+        gate = Gate(str(rules), store=redis.uri)
+        asked = [gate.judge_wsgi({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}) for _ in range(120)]
+        return sum(judgement.status == 0 for judgement in asked)
+
+    assert admitted("open") == 120
+    assert admitted("local 60%", "local 20%", "local") == 20
+    assert admitted("open", "local 3%") == 3
+    assert admitted("local 60%", "closed") == 0
+
+
+@pytest.mark.parametrize("share", ["local 0%", "local 101%", "local 25", "local25%", "local  25%", "local -1%", "local 2.5%", "open 25%"])
+def test_a_share_that_is_none_is_told_with_what_was_expected(share: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="on_store_failure.*local 25%"):
+        Limiter("8/day", name="x", store="memory://shares", on_store_failure=share)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f'policies:\n  - {{name: a, rules: 8/day, on_store_failure: "{share}"}}\n')
+    with pytest.raises(ConfigError, match=r"rules.yaml:2:\d+: found \"" + share):
+        Gate(str(rules), store="memory://shares")
 
 
 def test_what_a_person_has_to_change_is_an_error_when_the_limiter_is_made(redis: Server) -> None:

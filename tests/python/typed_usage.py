@@ -8,7 +8,7 @@ from typing import Annotated, Any, assert_type
 import httpx
 import requests
 from fastapi import Depends, FastAPI, Header, WebSocket
-from flask import Flask
+from flask import Blueprint, Flask
 from starlette.requests import HTTPConnection
 
 import tidegate.asgi
@@ -94,6 +94,15 @@ assert_type(flask_login(), str)
 
 @gate.exempt
 def flask_health() -> str:
+    return "ok"
+
+
+admins = flask_limit("5/minute", name="admin")
+assert_type(admins(Blueprint("admin", __name__)), Blueprint)
+
+
+@admins.exempt
+def ping() -> str:
     return "ok"
 
 

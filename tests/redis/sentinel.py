@@ -19,6 +19,13 @@ class Site:
     replica: Server
     port: int
     sentinel: subprocess.Popen[bytes]
+    path: Path  # of the sentinel's socket
+
+    def ask(self, *words: object) -> object:
+        """Of the sentinel."""
+        link = Connection(self.path)
+        with contextlib.closing(link):
+            return link(*words)
 
     @property
     def uri(self) -> str:
@@ -34,7 +41,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def site() -> Iterator[Site]:
+def site(*, down_after_ms: int = 500) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="tg-sentinel-") as folder, contextlib.ExitStack() as open_ones:
         master = Server("--repl-diskless-sync-delay", "0", port=free_port())
         open_ones.callback(master.close)
@@ -46,7 +53,7 @@ def site() -> Iterator[Site]:
         config = Path(folder) / "sentinel.conf"
         config.write_text(
             f"port {port}\nbind 127.0.0.1\nunixsocket {folder}/sentinel\ndir {folder}\nlogfile {folder}/sentinel.log\n"
-            f"sentinel monitor site 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds site 500\n"
+            f"sentinel monitor site 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds site {down_after_ms}\n"
             "sentinel failover-timeout site 3000\n"
         )
         assert PROGRAM
@@ -60,4 +67,4 @@ def site() -> Iterator[Site]:
                 return len(link("SENTINEL", "REPLICAS", "site")) == 1  # type: ignore[arg-type]
 
         wait_for("a sentinel that knows the replica", knows_replica)
-        yield Site(master, replica, port, sentinel)
+        yield Site(master, replica, port, sentinel, Path(folder) / "sentinel")

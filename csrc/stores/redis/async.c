@@ -41,6 +41,7 @@ struct asked {
     uint64_t deadline_us;
     uint64_t manual_now_us;
     bool finished, probe, whole; /* whole: its words hold the script's text */
+    bool brief; /* see tg__question_time */
     bool put; /* its words were put behind those of the others, once */
     tg_begun *beginning; /* while its beginning has not returned */
     tg_node_call *how; /* of a cluster's node; NULL */
@@ -201,8 +202,7 @@ leave(redis_async *client)
 static void
 give_up_probe(redis_async *client, asked *call)
 {
-    if (call->probe)
-        atomic_store(&client->store->probing, false);
+    tg__breaker_shrugs(client->store, call->probe);
     call->probe = false;
 }
 
@@ -221,7 +221,7 @@ finish(redis_async *client, asked *call, tg_trouble trouble, tg_error *error)
         give_up_probe(client, call);
         error->status = TG_E_STORE;
     } else {
-        status = tg__redis_conclude(client->store, trouble, call->probe, error);
+        status = tg__redis_conclude(client->store, trouble, call->probe, call->brief, error);
         call->probe = false;
     }
     if (call->beginning) {
@@ -295,7 +295,7 @@ lose_connection(redis_async *client, tg_trouble trouble, const tg_error *error, 
     queue_init(&kept);
     const bool was_ready = client->state == STATE_READY;
     drop_connection(client);
-    atomic_fetch_add(&client->store->base.epoch, 1);
+    tg__redis_begins_epoch(client->store);
     if (!was_ready) /* no connection came about: those who wait for one hear why */
         queue_prepend(&lost, &client->waiting);
     for (asked *call; (call = queue_take(&lost));) {
@@ -718,7 +718,7 @@ async_close(tg_store_async *base)
 
 tg_status
 tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, const tg_target *targets,
-                           size_t target_count, tg_result *results, tg_async_done *done, void *data,
+                           size_t target_count, uint64_t until_us, tg_result *results, tg_async_done *done, void *data,
                            tg_store_call **begun, tg_error *error)
 {
     redis_async *client = of(base);
@@ -741,12 +741,18 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
     if (client->pending >= TG_ASYNC_PENDING_MAX)
         return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", store->address.shown,
                          TG_ASYNC_PENDING_MAX);
+    bool probe, brief;
+    uint64_t deadline_us;
+    if (tg__question_time(store->address.shown, until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK) {
+        if (how && error)
+            error->system_error = 0; /* its other nodes have used it up: one question all the same */
+        return TG_E_STORE;
+    }
     asked *call = client->spare;
     if (call)
         client->spare = call->queue_next;
     else if (!(call = malloc(sizeof *call)))
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *call);
-    bool probe;
     if (!tg__breaker_passes(store, &probe)) {
         call->queue_next = client->spare;
         client->spare = call;
@@ -762,7 +768,8 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
         .done = done,
         .data = data,
         .how = how,
-        .deadline_us = how ? how->deadline_us : tg__monotonic_us() + store->timeout_us,
+        .deadline_us = deadline_us,
+        .brief = how ? how->brief : brief,
         .manual_now_us = manual_now_us,
         .probe = probe,
         .plan = plan,
@@ -792,10 +799,10 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
 }
 
 static tg_status
-async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+            tg_result *results, tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
 {
-    return tg__redis_async_begin_node(base, NULL, op, targets, target_count, results, done, data, begun, error);
+    return tg__redis_async_begin_node(base, NULL, op, targets, target_count, until_us, results, done, data, begun, error);
 }
 
 static void

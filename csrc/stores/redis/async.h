@@ -13,7 +13,7 @@ tg_status tg__redis_async_open(tg_store *store, const tg_async_loop *loop, tg_st
 /* How a cluster asks one of its nodes; kept by the caller until the call is done. */
 typedef struct tg_node_call {
     const tg_redis_keyring *keyring;
-    uint64_t deadline_us;
+    bool brief;   /* see tg__question_time */
     bool look;    /* a hit only judged */
     bool asking;  /* for a slot that the node does not have yet */
     bool unsent;  /* told with a failure: nothing ran */
@@ -25,8 +25,8 @@ tg_status tg__redis_async_open_node(tg_redis_store *node, const tg_async_loop *l
                                     tg_error *error);
 /* tg_store_async_ops.begin. */
 tg_status tg__redis_async_begin_node(tg_store_async *client, tg_node_call *how, tg_op op, const tg_target *targets,
-                                     size_t target_count, tg_result *results, tg_async_done *done, void *data,
-                                     tg_store_call **call, tg_error *error);
+                                     size_t target_count, uint64_t until_us, tg_result *results, tg_async_done *done,
+                                     void *data, tg_store_call **call, tg_error *error);
 
 /* For tests: calls without an answer, those whose late reply is still awaited included. */
 size_t tg__redis_async_pending(const tg_store_async *client);

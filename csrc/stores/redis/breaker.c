@@ -49,6 +49,12 @@ tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe)
             atomic_store(&store->asks_again_us,
                          tg__monotonic_us() + pause_us(atomic_fetch_add(&store->openings, 1)));
     }
+    tg__breaker_shrugs(store, probe);
+}
+
+void
+tg__breaker_shrugs(tg_redis_store *store, bool probe)
+{
     if (probe)
         atomic_store(&store->probing, false);
 }

@@ -15,8 +15,8 @@ for _ = 1, tonumber(ARGV[3]) do
         if name:find(pattern) then
             ours = ours + 1
             if ours % 8 == 1 and measured < 32 then
-                local size = redis.call('MEMORY', 'USAGE', name)
-                if size then measured, bytes = measured + 1, bytes + size end
+                local size = redis.pcall('MEMORY', 'USAGE', name) -- of a slot that is on its way here it is refused
+                if type(size) == 'number' then measured, bytes = measured + 1, bytes + size end
             end
         end
     end

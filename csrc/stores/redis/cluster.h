@@ -49,6 +49,7 @@ typedef struct tg_part_call { /* what lies in one slot */
     redisReply *reply;
     tg_node *node; /* who answered */
     bool charged;
+    bool brief; /* see tg__question_time */
     bool done;  /* each slot for itself: this one has answered */
     /* Of a reservation; NULL else. Each node has its own clock, so each slot its own end. */
     const tg_lease *lease;
@@ -82,6 +83,9 @@ bool tg__cluster_split(const tg_redis_keyring *keyring, const tg_target *targets
 /* What stands in front of a charge: a node that is known not to answer must not cost the others a charge and a refund
  * with every request. */
 bool tg__cluster_may_ask(tg_cluster *cluster, const tg_parts *parts, tg_error *error);
+
+/* Until when a hit on several slots charges: a fifth of what is left is kept for giving back. */
+uint64_t tg__cluster_charges_until(uint64_t deadline_us);
 
 /* tg_store_ops.async_open. */
 tg_status tg__cluster_async_open(tg_store *store, const tg_async_loop *loop, tg_store_async **client, tg_error *error);

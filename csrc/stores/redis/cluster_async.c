@@ -16,6 +16,7 @@
 
 #define WAKE_NEVER UINT64_MAX
 #define TRIES_MAX 8
+#define GIVES_FOR_US 1000 /* at least: eight slots are then given back within 10 ms of any deadline */
 #define SCOUT_RESTS_US 50000 /* what it has found, or not, holds so long */
 
 typedef struct cluster_async cluster_async;
@@ -55,7 +56,7 @@ typedef struct deciding {
     tg_result *results;
     tg_async_done *done;
     void *data;
-    uint64_t deadline_us, manual_now_us;
+    uint64_t deadline_us, charges_until_us, manual_now_us;
     bool denied, split, refused, concluded, beginning;
     tg_status status;
     tg_error error;
@@ -466,7 +467,7 @@ charges_for_nobody(const deciding *one)
 
 /* What this part's node is to be asked. */
 static tg_op
-compose(deciding *one)
+compose(deciding *one, uint64_t *until_us)
 {
     const tg_part_call *part = part_of(one);
     one->own_count = 0;
@@ -488,10 +489,9 @@ compose(deciding *one)
     one->how.keyring = &one->keyring;
     one->how.moved = moved;
     one->how.look = one->denied || one->phase == PHASE_LOOK || one->phase == PHASE_TELL;
-    /* A part of the time is kept for giving back. */
-    one->how.deadline_us = one->deadline_us;
-    if (charges && (one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE))
-        one->how.deadline_us -= one->client->cluster->timeout_us / 5;
+    *until_us = charges && (one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE) ? one->charges_until_us : one->deadline_us;
+    if (one->phase == PHASE_GIVE && *until_us < tg__monotonic_us() + GIVES_FOR_US)
+        *until_us = tg__monotonic_us() + GIVES_FOR_US; /* late or not, it is to go out */
     return one->phase == PHASE_GIVE ? TG_OP_REFUND : one->op;
 }
 
@@ -562,10 +562,11 @@ advance(deciding *one)
         one->call = NULL;
         one->tries++;
         if (one->asked) {
-            const tg_op op = compose(one);
+            uint64_t until_us;
+            const tg_op op = compose(one, &until_us);
             enter(client);
-            status = tg__redis_async_begin_node(one->asked->inner, &one->how, op, one->own, one->own_count, one->told, heard,
-                                                one, &one->call, &one->error);
+            status = tg__redis_async_begin_node(one->asked->inner, &one->how, op, one->own, one->own_count, until_us,
+                                                one->told, heard, one, &one->call, &one->error);
             leave(client);
         }
         if (status == TG_OK && one->call)
@@ -621,7 +622,8 @@ moved(void *data, const char *reply)
         ;
     } else if (strncmp(reply, "TRYAGAIN", 8) == 0) { /* keys of one slot, half of them moved: the rest will be in a moment */
         const uint64_t pause_us = UINT64_C(500) << (one->pauses < 4 ? one->pauses++ : 4);
-        if (now_us + 2 * pause_us < one->how.deadline_us) {
+        const bool charges = one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE;
+        if (now_us + 2 * pause_us < (charges ? one->charges_until_us : one->deadline_us)) {
             pthread_mutex_lock(&client->cluster->lock);
             one->node = one->asked->node; /* with ASKING where that was how */
             one->node->users++;
@@ -693,8 +695,8 @@ after_scout(cluster_async *client)
 /* ---- called from outside ---- */
 
 static tg_status
-async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+            tg_result *results, tg_async_done *done, void *data, tg_store_call **begun, tg_error *error)
 {
     cluster_async *client = of(base);
     tg_cluster *cluster = client->cluster;
@@ -712,6 +714,10 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     if (client->pending >= TG_ASYNC_PENDING_MAX)
         return tg__error(error, TG_E_STORE, "%s: %d calls wait for it already", cluster->address.shown,
                          TG_ASYNC_PENDING_MAX);
+    uint64_t deadline_us;
+    bool brief;
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
     deciding *one = client->spare ? client->spare : malloc(sizeof *one);
     client->spare = NULL;
     if (!one)
@@ -723,7 +729,8 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     one->results = results;
     one->done = done;
     one->data = data;
-    one->deadline_us = tg__monotonic_us() + cluster->timeout_us;
+    one->deadline_us = deadline_us;
+    one->charges_until_us = tg__cluster_charges_until(deadline_us);
     one->manual_now_us = manual_now_us;
     one->denied = plan.denied;
     one->split = one->refused = one->concluded = one->scouted = one->map_asked = false;
@@ -733,7 +740,7 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     one->tries = one->pauses = 0;
     one->again_at_us = 0;
     one->node = one->missed = NULL;
-    one->how = (tg_node_call){ .asking = false };
+    one->how = (tg_node_call){ .brief = brief };
     one->asked = NULL;
     one->call = NULL;
     one->kept = NULL;

@@ -49,6 +49,15 @@ EMBED(census);
 #define CENSUS_EVERY_US UINT64_C(10000000) /* while somebody asks */
 #define GROWTH_EVERY_US UINT64_C(60000000)
 
+#define MASTERS_MAX 256
+
+typedef struct tg_sample { /* of one server that has keys */
+    char *shown;
+    char cursor[32]; /* where the next look goes on */
+    tg_census census;
+    bool listed; /* still one of them */
+} tg_sample;
+
 struct tg_keeper {
     tg_store *store;
     const tg_keeper_ways *ways;
@@ -62,8 +71,10 @@ struct tg_keeper {
     size_t seen_length;
     uint64_t seen_at_us, wanted_until_us;
     bool told; /* that it is not allowed to */
-    char cursor[32]; /* where the next census goes on */
-    tg_census census;
+    tg_sample *samples; /* one for each server that has keys */
+    size_t sample_count;
+    unsigned census_turn; /* who is asked first: a deadline must not always cut off the same ones */
+    tg_census census;     /* of all together */
     uint64_t census_at_us, growth_at_us;
     tg_growth growth;
 
@@ -270,7 +281,7 @@ exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
 /* ---- how many keys there are ---- */
 
 static bool
-read_census(tg_keeper *keeper, const redisReply *reply)
+read_census(tg_sample *sample, const redisReply *reply)
 {
     uint64_t numbers[5];
     bool sound = reply->type == REDIS_REPLY_ARRAY && reply->elements == 7;
@@ -278,33 +289,64 @@ read_census(tg_keeper *keeper, const redisReply *reply)
         sound = reply->element[i]->type == REDIS_REPLY_INTEGER && reply->element[i]->integer >= 0;
         numbers[i] = sound ? (uint64_t)reply->element[i]->integer : 0;
     }
-    if (!sound || reply->element[5]->type != REDIS_REPLY_STRING || reply->element[5]->len >= sizeof keeper->cursor)
+    if (!sound || reply->element[5]->type != REDIS_REPLY_STRING || reply->element[5]->len >= sizeof sample->cursor)
         return false;
     const uint64_t all = numbers[0], seen = numbers[1], ours = numbers[2], measured = numbers[3], bytes = numbers[4];
-    memcpy(keeper->cursor, reply->element[5]->str, reply->element[5]->len + 1);
-    tg_census *census = &keeper->census;
+    memcpy(sample->cursor, reply->element[5]->str, reply->element[5]->len + 1);
+    tg_census *census = &sample->census;
     census->sampled = seen ? seen : 1;
     census->keys = reply->element[6]->integer == 1 || seen == 0 ? ours : (uint64_t)((tg_u128)all * ours / seen);
     census->bytes = measured ? (uint64_t)((tg_u128)census->keys * bytes / measured) : 0;
     return true;
 }
 
-/* Under `talk`. What the server does not let us see stays unknown. */
-static tg_trouble
-take_census(tg_keeper *keeper, uint64_t patience_us, tg_error *error)
+/* That of this server, one is made where there is none. NULL: no memory. */
+static tg_sample *
+sample_of(tg_keeper *keeper, const char *shown)
 {
-    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
-    if (keeper->ways->moved)
-        return TG__TROUBLE_NONE; /* one node's keys are not the cluster's */
-    tg_redis_store *server = hold_server(keeper);
+    for (size_t i = 0; i < keeper->sample_count; i++)
+        if (strcmp(keeper->samples[i].shown, shown) == 0)
+            return &keeper->samples[i];
+    tg_sample *moved = realloc(keeper->samples, (keeper->sample_count + 1) * sizeof *moved);
+    if (!moved)
+        return NULL;
+    keeper->samples = moved;
+    tg_sample *made = &moved[keeper->sample_count];
+    *made = (tg_sample){ .shown = strdup(shown) };
+    if (!made->shown)
+        return NULL;
+    keeper->sample_count++;
+    return made;
+}
+
+static void
+drop_samples(tg_keeper *keeper, bool all)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < keeper->sample_count; i++)
+        if (all || !keeper->samples[i].listed)
+            free(keeper->samples[i].shown);
+        else
+            keeper->samples[kept++] = keeper->samples[i];
+    keeper->sample_count = kept;
+    if (all)
+        free(keeper->samples);
+}
+
+/* One script call to one server. */
+static tg_trouble
+sample_server(tg_keeper *keeper, tg_redis_store *server, tg_sample *sample, uint64_t patience_us, uint64_t deadline_us,
+              tg_error *error)
+{
     tg_redis_wire *wire = NULL;
     char bytes[2048];
     tg_resp resp = { .data = bytes, .size = sizeof bytes };
-    const char *const words[] = { keeper->cursor[0] ? keeper->cursor : "0", keeper->manual ? "tg1m:" : "tg1:", CENSUS_PAGES,
+    const char *const words[] = { sample->cursor[0] ? sample->cursor : "0", keeper->manual ? "tg1m:" : "tg1:", CENSUS_PAGES,
                                   CENSUS_PAGE_KEYS };
-    keeper->census_at_us = tg__monotonic_us();
-    if (!server || (!patience_us && !find_spare(server)))
+    if (!patience_us && !find_spare(server)) {
+        tg__error(error, TG_E_STORE, "%s: every connection is in use", server->address.shown);
         return TG__TROUBLE_PAUSED;
+    }
     tg_trouble trouble = tg__pool_take(server, deadline_us, &wire, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
@@ -318,12 +360,64 @@ take_census(tg_keeper *keeper, uint64_t patience_us, tg_error *error)
     trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, NULL, error);
     if (trouble == TG__TROUBLE_NONE)
         trouble = tg__wire_reply(wire, deadline_us, &reply, error);
-    if (trouble == TG__TROUBLE_NONE && !read_census(keeper, reply))
-        keeper->census = (tg_census){ .sampled = 0 };
+    if (trouble == TG__TROUBLE_NONE && !read_census(sample, reply))
+        sample->census = (tg_census){ .sampled = 0 };
     if (reply)
         freeReplyObject(reply);
     tg__pool_give(server, wire, trouble == TG__TROUBLE_NONE);
     return trouble;
+}
+
+/* Under `talk`. Each server is asked as much as one alone would be, and all within one exchange's time: who does not answer in
+ * it is told as it was seen last. What one of them does not let us see, or what was never seen, leaves the whole unknown. */
+static tg_trouble
+take_census(tg_keeper *keeper, uint64_t patience_us, tg_error *error)
+{
+    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
+    tg_redis_store *servers[MASTERS_MAX];
+    size_t count = 1;
+    if (keeper->ways->masters)
+        count = keeper->ways->masters(keeper->store, servers, MASTERS_MAX);
+    else
+        servers[0] = hold_server(keeper);
+    keeper->census_at_us = tg__monotonic_us();
+    for (size_t i = 0; i < keeper->sample_count; i++)
+        keeper->samples[i].listed = false;
+    tg_census all = { .sampled = 0 };
+    tg_trouble trouble = TG__TROUBLE_NONE;
+    bool whole = count > 0, any = false;
+    if (count == 0) {
+        tg__error(error, TG_E_STORE, "redis: no server is known yet that has keys");
+        trouble = TG__TROUBLE_LINK;
+    }
+    const unsigned turn = keeper->census_turn++;
+    for (size_t i = 0; i < count; i++) {
+        tg_redis_store *server = servers[(turn + i) % count];
+        tg_sample *sample = sample_of(keeper, server->address.shown);
+        const uint64_t now_us = tg__monotonic_us();
+        const bool silent = count > 1 && atomic_load_explicit(&server->asks_again_us, memory_order_relaxed) != 0;
+        tg_trouble one = TG__TROUBLE_PAUSED;
+        if (sample && !silent && now_us < deadline_us)
+            one = sample_server(keeper, server, sample, patience_us, now_us + (deadline_us - now_us) / (count - i), error);
+        else
+            tg__error(error, TG_E_STORE, "%s: how many keys it has could not be asked", server->address.shown);
+        release_server(keeper, server);
+        any = any || one == TG__TROUBLE_NONE;
+        trouble = trouble == TG__TROUBLE_NONE ? one : trouble;
+        if (sample)
+            sample->listed = true;
+        whole = whole && sample && sample->census.sampled > 0;
+        if (!whole)
+            continue;
+        all.keys += sample->census.keys;
+        all.bytes += sample->census.bytes;
+        all.sampled += sample->census.sampled;
+    }
+    drop_samples(keeper, false);
+    if (!any)
+        return trouble;
+    keeper->census = whole ? all : (tg_census){ .sampled = 0 };
+    return TG__TROUBLE_NONE;
 }
 
 static void
@@ -377,9 +471,10 @@ go(tg_keeper *keeper, tg_errand *errand, tg_error *error)
 
 /* ---- the thread ---- */
 
-/* What only a person can change is said once; all else is said by those who decide. */
+/* What only a person can change is said once; all else is said by those who decide. The last one, as the store is closed,
+ * opens a connection at once where none is idle: nobody else does any more. */
 static void
-tick(tg_keeper *keeper)
+tick(tg_keeper *keeper, bool last)
 {
     tg_error error = { .message = "" };
     tg_redis_store *server = hold_server(keeper);
@@ -388,10 +483,11 @@ tick(tg_keeper *keeper)
     if (!answers)
         return; /* known not to answer: those who decide find out when it does again */
     pthread_mutex_lock(&keeper->talk);
-    tg_errand errand = { .wants_counts = tg__monotonic_us() < keeper->wanted_until_us };
+    tg_errand errand = { .wants_counts = !last && tg__monotonic_us() < keeper->wanted_until_us,
+                         .patience_us = last ? EXCHANGE_US : 0 };
     const tg_trouble trouble = exchange(keeper, &errand, &error);
     const uint64_t now_us = tg__monotonic_us();
-    const bool grows = now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
+    const bool grows = !last && now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
     if (trouble == TG__TROUBLE_NONE && (grows || (errand.wants_counts && now_us - keeper->census_at_us >= CENSUS_EVERY_US)) &&
         take_census(keeper, 0, NULL) == TG__TROUBLE_NONE && grows) {
         keeper->growth_at_us = now_us;
@@ -425,7 +521,7 @@ run(void *data)
         pthread_mutex_unlock(&keeper->sleep);
         if (stop)
             return NULL;
-        tick(keeper);
+        tick(keeper, false);
     }
 }
 
@@ -482,6 +578,8 @@ begin_child(void)
     for (tg_keeper *keeper = atomic_load(&all); keeper; keeper = keeper->next) {
         locks_init(keeper);
         keeper->stop = false;
+        keeper->samples = NULL; /* lost: the parent's thread may have been changing them */
+        keeper->sample_count = 0;
         atomic_store(&keeper->generation, 0);
         tg__counts_after_fork(keeper->counts);
         tg__orders_after_fork(keeper->orders);
@@ -556,12 +654,13 @@ tg__keeper_close(tg_keeper *keeper)
         pthread_join(keeper->thread, NULL);
     }
     if (runs)
-        tick(keeper); /* what was counted since */
+        tick(keeper, true); /* what was counted since */
     atomic_store(&keeper->store->overrides, NULL);
     tg__counts_close(keeper->counts);
     tg__orders_close(keeper->orders);
     free(keeper->text);
     free(keeper->seen);
+    drop_samples(keeper, true);
     pthread_cond_destroy(&keeper->woken);
     pthread_mutex_destroy(&keeper->sleep);
     pthread_mutex_destroy(&keeper->talk);

@@ -78,9 +78,11 @@ typedef struct tg_keeper_ways {
     tg_redis_store *(*hold)(tg_store *store, tg_text hashed); /* NULL: none is known */
     void (*release)(tg_store *store, tg_redis_store *server); /* may be NULL */
     void (*heard)(tg_store *store, int64_t ahead_us);         /* the server's clock minus ours (monotonic) */
-    /* Both NULL but for a cluster. */
+    /* All NULL but for a cluster. */
     bool (*keyring)(tg_store *store, tg_redis_keyring *keyring); /* false: not known yet */
     void (*moved)(tg_store *store, uint64_t deadline_us); /* the slot is another's now: look again */
+    /* Who has keys, each held; NULL: whom `hold` gives. Returns how many, at most `room`. */
+    size_t (*masters)(tg_store *store, tg_redis_store **servers, size_t room);
 } tg_keeper_ways;
 
 tg_keeper *tg__keeper_open(tg_store *store, const tg_keeper_ways *ways, bool manual);

@@ -116,9 +116,24 @@ tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadli
     }
 }
 
+tg_status
+tg__question_time(const char *shown, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
+                  tg_error *error)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    *deadline_us = until_us ? until_us : now_us + timeout_us;
+    *brief = *deadline_us < now_us + timeout_us / 2;
+    if (*deadline_us > now_us)
+        return TG_OK;
+    tg__error(error, TG_E_STORE, "%s: not asked: the questions before have taken all the time that a judgement has", shown);
+    if (error)
+        error->system_error = ETIME;
+    return TG_E_STORE;
+}
+
 static tg_status
-redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results, bool *overflow,
-            tg_error *error)
+redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us, tg_result *results,
+            bool *overflow, tg_error *error)
 {
     tg_redis_store *store = redis_of(base);
     if (overflow)
@@ -131,10 +146,12 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
     if (manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    bool probe;
+    bool probe, brief;
+    uint64_t deadline_us;
+    if (tg__question_time(store->address.shown, until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK)
+        return TG_E_STORE;
     if (!tg__breaker_passes(store, &probe))
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
-    const uint64_t deadline_us = tg__monotonic_us() + store->timeout_us;
     const tg_inquiry question = { .op = op, .call = &call, .targets = targets, .target_count = target_count,
                                    .manual_now_us = manual_now_us };
     redisReply *reply = NULL;
@@ -144,7 +161,7 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
         trouble = tg__redis_read(store, op, &call, targets, target_count, reply, results, error);
     if (reply)
         freeReplyObject(reply);
-    return tg__redis_conclude(store, trouble, probe, error);
+    return tg__redis_conclude(store, trouble, probe, brief, error);
 }
 
 tg_trouble
@@ -166,12 +183,22 @@ tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_ta
     return TG__TROUBLE_NONE;
 }
 
+void
+tg__redis_begins_epoch(tg_redis_store *store)
+{
+    tg_store *base = store->cluster ? (tg_store *)store->cluster : &store->base; /* base is its first member too */
+    atomic_fetch_add(&base->epoch, 1);
+}
+
 tg_status
-tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error)
+tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool brief, tg_error *error)
 {
     if (trouble == TG__TROUBLE_TIMEOUT)
         atomic_fetch_add_explicit(&store->timeouts, 1, memory_order_relaxed);
-    tg__breaker_hears(store, trouble, probe);
+    if (brief && trouble == TG__TROUBLE_TIMEOUT)
+        tg__breaker_shrugs(store, probe);
+    else
+        tg__breaker_hears(store, trouble, probe);
     if (trouble == TG__TROUBLE_NONE)
         return TG_OK;
     if (error)
@@ -260,7 +287,7 @@ redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t tar
         trouble = read_lease(store, &call, targets, target_count, reply, lease, results, error);
     if (reply)
         freeReplyObject(reply);
-    const tg_status status = tg__redis_conclude(store, trouble, probe, error);
+    const tg_status status = tg__redis_conclude(store, trouble, probe, false, error);
     if (status != TG_OK || !lease->full)
         return status;
     memset(lease->id, 0, sizeof lease->id);
@@ -491,6 +518,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     store->base.shown = store->address.shown;
     if (store->address.timeout_us)
         store->timeout_us = store->address.timeout_us;
+    store->base.timeout_us = store->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);
     if (status == TG_OK)

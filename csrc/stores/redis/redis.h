@@ -93,8 +93,6 @@ typedef struct tg_redis_wire {
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 
-uint64_t tg__monotonic_us(void);
-
 /* These end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
 tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error);
 /* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
@@ -276,6 +274,8 @@ void tg__greeting_end(tg_greeting *greeting);
 /* Whether this call may ask Redis. `probe`: it finds out whether trouble is over, and must be heard of. */
 bool tg__breaker_passes(tg_redis_store *store, bool *probe);
 void tg__breaker_hears(tg_redis_store *store, tg_trouble trouble, bool probe);
+/* In place of that: the call could not find out how Redis is. */
+void tg__breaker_shrugs(tg_redis_store *store, bool probe);
 
 /* ---- one call ---- */
 
@@ -316,6 +316,7 @@ typedef struct tg_inquiry {
     const tg_redis_keyring *keyring; /* NULL: the connection's */
     uint64_t manual_now_us;
     bool asking;
+    bool brief; /* of a cluster's: see tg__question_time */
 } tg_inquiry;
 
 tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
@@ -328,8 +329,16 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* The beginning of an answer of hit.lua or settle.lua: the first byte, and the server's time. */
 bool tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us);
-/* Tells the breaker; TG_OK or TG_E_STORE. */
-tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, tg_error *error);
+/* What the store said before may no longer hold; of a node, what its cluster said. */
+void tg__redis_begins_epoch(tg_redis_store *store);
+/* Tells the breaker; TG_OK or TG_E_STORE. `brief`: as tg__question_time said. */
+tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool brief, tg_error *error);
+
+/* How long a question has: until `until_us` of tg_store_ops.apply, or, with 0, for `timeout_us`. TG_E_STORE: nothing is left.
+ *
+ * brief  other questions of its judgement have used more than half: who does not answer in the rest is not in trouble yet */
+tg_status tg__question_time(const char *shown, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
+                            tg_error *error);
 
 /* ---- a cluster ---- */
 

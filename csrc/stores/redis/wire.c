@@ -25,14 +25,6 @@
 #define REPLY_BYTES_MAX (16u << 20)
 #define REPLY_ELEMENTS_MAX 131072
 
-uint64_t
-tg__monotonic_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
 /* ---- waiting ---- */
 
 /* ppoll: poll's whole milliseconds would round a deadline. */

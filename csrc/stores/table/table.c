@@ -1136,9 +1136,10 @@ apply_any(tg_store *store, tg_op op, const tg_target *targets, size_t target_cou
 }
 
 static tg_status
-table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            bool *overflowed, tg_error *error)
+table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+            tg_result *results, bool *overflowed, tg_error *error)
 {
+    (void)until_us; /* it waits for a lock only, see lock.h */
     plan only;
     if (target_count == 1 && op == TG_OP_HIT)
         return apply(store, TG_OP_HIT, targets, 1, &only, results, overflowed, error);

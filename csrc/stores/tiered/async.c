@@ -19,6 +19,7 @@ typedef struct passed_on {
     tg_result *results;
     tg_async_done *done;
     void *data;
+    uint64_t until_us; /* a second question has what is left */
     tg_tier_question question;
     tg_denial_key keys[TG_TARGETS_MAX];
     uint64_t marks[TG_TARGETS_MAX];
@@ -60,8 +61,8 @@ ask(passed_on *passed, tg_error *error)
     passed->call = NULL;
     if (!inner)
         return tg__error(error, TG_E_STORE, "tiered store: this client is closed");
-    return inner->ops->begin(inner, passed->question.op, passed->targets, passed->question.count, passed->results, hear,
-                             passed, &passed->call, error);
+    return inner->ops->begin(inner, passed->question.op, passed->targets, passed->question.count, passed->until_us,
+                             passed->results, hear, passed, &passed->call, error);
 }
 
 /* The client may be gone when `done` returns. */
@@ -85,7 +86,7 @@ hear(void *data, tg_status status, const tg_error *error)
 }
 
 static tg_status
-async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t count, tg_result *results,
+async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t count, uint64_t until_us, tg_result *results,
             tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
 {
     tiered_async *client = of(base);
@@ -105,6 +106,7 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t cou
         end_passing(passed);
         return TG_OK;
     }
+    passed->until_us = until_us ? until_us : tg__monotonic_us() + client->tiered->base.timeout_us;
     const tg_status status = ask(passed, error);
     if (status == TG_OK && passed->call) {
         *call = (tg_store_call *)passed;

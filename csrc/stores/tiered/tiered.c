@@ -215,7 +215,7 @@ passes_locally(tg_tiered *tiered, const tg_target *targets, size_t count, tg_res
     tg_rule rules[TG_TARGETS_MAX];
     tg_target local[TG_TARGETS_MAX];
     local_targets(tiered, targets, count, rules, local);
-    if (tiered->local->ops->apply(tiered->local, TG_OP_HIT, local, count, results, NULL, NULL) != TG_OK)
+    if (tiered->local->ops->apply(tiered->local, TG_OP_HIT, local, count, 0, results, NULL, NULL) != TG_OK)
         return true; /* it is a help, no judge */
     bool passes = true;
     for (size_t i = 0; i < count; i++) {
@@ -231,7 +231,7 @@ forget_locally(tg_tiered *tiered, tg_op op, const tg_target *targets, size_t cou
     tg_rule rules[TG_TARGETS_MAX];
     tg_target local[TG_TARGETS_MAX];
     local_targets(tiered, targets, count, rules, local);
-    tiered->local->ops->apply(tiered->local, op, local, count, NULL, NULL, NULL);
+    tiered->local->ops->apply(tiered->local, op, local, count, 0, NULL, NULL, NULL);
 }
 
 /* ---- leases, where they were asked for ---- */
@@ -455,8 +455,8 @@ tg__tiered_learn(tg_tiered *tiered, tg_tier_question *question, tg_status status
 /* ---- a store ---- */
 
 static tg_status
-tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, tg_result *results, bool *overflow,
-             tg_error *error)
+tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, uint64_t until_us, tg_result *results,
+             bool *overflow, tg_error *error)
 {
     tg_tiered *tiered = tg__tiered_of(store);
     tg_denial_key keys[TG_TARGETS_MAX];
@@ -469,8 +469,10 @@ tiered_apply(tg_store *store, tg_op op, const tg_target *targets, size_t count, 
     if (tg__tiered_answers(tiered, op, targets, count, results, &question))
         return TG_OK;
     tg_status status;
+    if (until_us == 0) /* a second question has what is left */
+        until_us = tg__monotonic_us() + store->timeout_us;
     do
-        status = tiered->inner->ops->apply(tiered->inner, op, asked, count, results, overflow, error);
+        status = tiered->inner->ops->apply(tiered->inner, op, asked, count, until_us, results, overflow, error);
     while (tg__tiered_learn(tiered, &question, status, results));
     return status;
 }
@@ -682,6 +684,7 @@ read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, t
     behind->scheme.data += sizeof PREFIX - 1;
     behind->scheme.length -= sizeof PREFIX - 1;
     behind->option_count = 0;
+    behind->tiered = true;
     tiered->workers = 1;
     for (size_t i = 0; i < uri->option_count && status == TG_OK; i++) {
         const tg_text name = uri->options[i].name, value = uri->options[i].value;
@@ -702,6 +705,15 @@ read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, t
     if (status == TG_OK && tiered->flush_us && tiered->lease)
         return tg__error(error, TG_E_CONFIG, "a tiered store has both flush and lease: expected one of them");
     return status;
+}
+
+tg_status
+tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    tg_tiered unused = { .lease = 0 };
+    tg_store_uri behind;
+    const tg_status status = read_options(&unused, uri, &behind, error);
+    return status == TG_OK ? tg__redis_check_address(&behind, rule, error) : status;
 }
 
 static tg_status
@@ -747,6 +759,7 @@ tg__tiered_open(const tg_store_uri *uri, const tg_store_options *options, tg_sto
         tiered->ops.lease = tiered_lease;
     enlist(tiered);
     tiered->base.shown = tiered->inner->shown;
+    tiered->base.timeout_us = tiered->inner->timeout_us;
     tiered->base.counts_denied = tiered->inner->counts_denied;
     /* Trouble that was found at opening has been spoken of. */
     atomic_store(&tiered->base.failing, atomic_load(&tiered->inner->failing));

@@ -41,10 +41,11 @@ static bool refuses;         /* nothing is begun */
 static unsigned next_refused; /* so many answers are failures */
 
 static tg_status
-later_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, tg_result *results,
-            tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
+later_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
+            tg_result *results, tg_async_done *done, void *data, tg_store_call **call, tg_error *error)
 {
     later *one = (later *)base;
+    (void)until_us; /* nothing here waits */
     *call = NULL;
     if (refuses)
         return tg__error(error, TG_E_STORE, "the test refuses");
@@ -86,7 +87,7 @@ later_flush(tg_store_async *base)
             next_refused--;
             tg__error(&error, TG_E_STORE, "the test answers not");
         } else {
-            status = one->store->ops->apply(one->store, told.op, told.targets, told.target_count, told.results, NULL, &error);
+            status = one->store->ops->apply(one->store, told.op, told.targets, told.target_count, 0, told.results, NULL, &error);
         }
         told.done(told.data, status, &error);
         if (client_of_store != one)

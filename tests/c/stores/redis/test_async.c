@@ -182,7 +182,7 @@ ask(asked *one)
 {
     tg_error error = { .message = "" };
     one->began_us = tg__monotonic_us();
-    one->status = tg__async_begin(one->on->client, TG_OP_HIT, &one->target, 1, &one->result, on_done, one, &one->call, &error);
+    one->status = tg__async_begin(one->on->client, TG_OP_HIT, &one->target, 1, 0, &one->result, on_done, one, &one->call, &error);
     if (one->status != TG_OK) {
         assert_true(error.message[0] != '\0');
         one->took_us = tg__monotonic_us() - one->began_us;
@@ -614,7 +614,7 @@ names_ports_and_calls_that_wait_share_counts_with_it(void **unused)
         run_until_done(&on, &one, 1, 5 * SECOND_US);
         assert_int_equal(one.status, TG_OK);
         tg_result waited;
-        assert_int_equal(store->ops->apply(store, TG_OP_HIT, &one.target, 1, &waited, NULL, NULL), TG_OK);
+        assert_int_equal(store->ops->apply(store, TG_OP_HIT, &one.target, 1, 0, &waited, NULL, NULL), TG_OK);
         assert_int_equal(waited.remaining, one.result.remaining - 1);
         assert_int_equal(waited.remaining, 998 - 2 * i);
         on.client->ops->close(on.client);

@@ -141,7 +141,7 @@ call(tg_store *store, tg_op op, const char *text, const char *name, const char *
         one->targets[i] = (tg_target){ .rule = &one->rule, .identity = &one->identities[i], .cost = 3 };
     }
     tg_error error = { .message = "" };
-    if (tg__async_begin(loop.client, op, one->targets, 2, one->results, on_done, one, &one->call, &error) != TG_OK)
+    if (tg__async_begin(loop.client, op, one->targets, 2, 0, one->results, on_done, one, &one->call, &error) != TG_OK)
         fail_msg("not begun: %s", error.message);
     return one;
 }

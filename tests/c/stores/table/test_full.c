@@ -431,6 +431,33 @@ one_notice_at_80_percent_names_the_size_that_would_fit(void **state)
     end(&now);
 }
 
+static void
+keys_and_the_memory_they_take_are_told_exactly_and_go_as_they_are_fresh(void **state)
+{
+    (void)state;
+    scene now = begin("60/minute token_bucket", "t?size=1MiB");
+    tg_limiter *logs = limiter_on_full(now.store, "200/minute sliding_log", "logs", TG_FULL_OVERFLOW);
+    tg_decision decision;
+    assert_true(stats_of(now.store).keys == 0 && stats_of(now.store).keys_bytes == 0);
+    for (unsigned i = 0; i < 100; i++) {
+        assert_true(hit_number(now.limiter, "bucket", i, &decision));
+        assert_true(hit_number(now.limiter, "bucket", i, &decision));
+    }
+    assert_int_equal(stats_of(now.store).keys, 100);
+    assert_int_equal(stats_of(now.store).keys_bytes, 100 * sizeof(tg_entry));
+    for (unsigned i = 0; i < 200; i++)
+        assert_true(hit_number(logs, "log", 0, &decision));
+    assert_int_equal(stats_of(now.store).keys, 101);
+    const uint64_t of_log = stats_of(now.store).keys_bytes - 101 * sizeof(tg_entry);
+    assert_in_range(of_log, 200 * 8, 200 * 16); /* what is written of 16 bytes a hit */
+    tg_clock_advance_us(now.clock, UINT64_C(2000000)); /* two units a bucket: drained */
+    assert_int_equal(stats_of(now.store).keys, 1);
+    tg_clock_advance_us(now.clock, UINT64_C(60000000));
+    assert_int_equal(stats_of(now.store).keys, 0);
+    tg_limiter_close(logs);
+    end(&now);
+}
+
 int
 main(void)
 {
@@ -447,6 +474,7 @@ main(void)
         cmocka_unit_test(a_log_that_cannot_grow_never_admits_more_than_its_limit),
         cmocka_unit_test(a_log_with_one_hit_left_at_its_blocks_end_counts_on_in_a_full_arena),
         cmocka_unit_test(hits_that_are_given_back_do_not_fill_the_arena),
+        cmocka_unit_test(keys_and_the_memory_they_take_are_told_exactly_and_go_as_they_are_fresh),
         cmocka_unit_test(a_logged_hit_takes_at_most_sixteen_bytes),
         cmocka_unit_test(one_notice_at_80_percent_names_the_size_that_would_fit),
     };

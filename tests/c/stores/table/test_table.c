@@ -138,13 +138,13 @@ a_charged_target_is_judged_without_its_own_charge(void **state)
                                  .stamp_us = decision.results[0].stamp_us, .charged = true };
             tg_result result = { .allowed = false };
             bool overflow = true;
-            assert_int_equal(now.store->ops->apply(now.store, TG_OP_HIT, &target, 1, &result, &overflow, NULL), TG_OK);
+            assert_int_equal(now.store->ops->apply(now.store, TG_OP_HIT, &target, 1, 0, &result, &overflow, NULL), TG_OK);
             assert_true(result.allowed);
             assert_false(result.charged);
             assert_false(overflow);
             assert_int_equal(result.remaining, 0);
             target.charged = false;
-            assert_int_equal(now.store->ops->apply(now.store, TG_OP_HIT, &target, 1, &result, NULL, NULL), TG_OK);
+            assert_int_equal(now.store->ops->apply(now.store, TG_OP_HIT, &target, 1, 0, &result, NULL, NULL), TG_OK);
             assert_false(result.allowed);
             end(&now);
         }
