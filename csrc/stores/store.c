@@ -135,8 +135,7 @@ tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error)
     const tg_status status = find_kind(uri, &parsed, &kind, &with_tiers, error);
     if (status != TG_OK)
         return status;
-    parsed.scheme = tg_text_of(kind->scheme);
-    return kind->check(&parsed, rule, error);
+    return (with_tiers ? tg__tiered_check_address : kind->check)(&parsed, rule, error);
 }
 
 static tg_status

@@ -153,6 +153,7 @@ struct tg_store {
     struct tg_store *next;
     unsigned private_kinds; /* of tg_store_options; a constructor of keys sets it itself */
     uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */
+    bool in_slots;       /* a call about several identities is several: one for each slot that they lie in */
     bool counts_denied;  /* tg_target.counts_denied is followed */
     uint64_t timeout_us; /* of stores that are remote: how long one judgement may wait; else 0 */
     const char *shown;   /* the URI for messages where it may hold a password; NULL: `uri` */
@@ -173,8 +174,9 @@ typedef struct tg_store_uri {
     tg_text rest;   /* between "://" and "?" */
     struct {
         tg_text name, value;
-    } options[8];
+    } options[16];
     size_t option_count;
+    bool tiered; /* tiers stand before it, whose own options have been taken out */
 } tg_store_uri;
 
 /* Each store's constructor: fills a new tg_store's ops; store.c does the rest. */
@@ -190,6 +192,7 @@ tg_status tg__silent_open(const char *uri, tg_clock *clock, const tg_error *why,
 tg_status tg__store_check_address(tg_text uri, const tg_rule *rule, tg_error *error);
 tg_status tg__table_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 tg_status tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
+tg_status tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error);
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);

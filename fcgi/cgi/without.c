@@ -32,3 +32,10 @@ tg__redis_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *
     (void)uri, (void)rule, (void)error;
     return TG_OK;
 }
+
+tg_status
+tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    (void)uri, (void)rule, (void)error;
+    return TG_OK;
+}

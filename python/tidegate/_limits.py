@@ -168,23 +168,29 @@ async def _later(answer: Awaitable[Any], window_seconds: float | None) -> str:
 
 
 def _inside_a_request() -> bool:
-    """Whether a Flask request is being served, or an ASGI one further up, or this is a thread that a server lends to
-    endpoints. Looked for where a limit is made, which is once."""
-    if threading.current_thread().name == "AnyIO worker thread":
-        return True
-    flask = sys.modules.get("flask")
-    if flask is not None and flask.has_request_context():
-        return True
+    """Whether a request is being served further up: an ASGI or a WSGI one, or Flask's, or this is a thread that a server
+    lends to endpoints. Looked for where a limit is made, which is once."""
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:
-        return False
+    looped = asyncio is not None and asyncio._get_running_loop() is not None
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        scope = frame.f_locals.get("scope")
-        if isinstance(scope, dict) and scope.get("type") in ("http", "websocket") and "headers" in scope:
-            return True
-    return False
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib"):
+            return False  # a module's own, made once, though a request has asked for it: as Django does for its views
+        names = code.co_varnames + code.co_cellvars
+        if looped and "scope" in names:
+            scope = frame.f_locals.get("scope")
+            if isinstance(scope, dict) and scope.get("type") in ("http", "websocket") and "headers" in scope:
+                return True
+        if "environ" in names:
+            environ = frame.f_locals.get("environ")
+            if isinstance(environ, dict) and "REQUEST_METHOD" in environ and "wsgi.version" in environ:
+                return True
+    if threading.current_thread().name == "AnyIO worker thread":
+        return True
+    flask = sys.modules.get("flask")
+    return flask is not None and bool(flask.has_request_context())
 
 
 def warn_in_a_request() -> None:
@@ -267,6 +273,8 @@ class Limit:
                 rules = rules_of_numbers(limit, window_seconds)
         if callable(rules):
             self.rules_of = rules
+        elif isinstance(rules, (list, tuple)):
+            raise TypeError(f"rules are one text, not a {type(rules).__name__}: write {'; '.join(map(str, rules))!r}")
         if policy is not None:
             self._refuse_with_policy(
                 rules=rules,

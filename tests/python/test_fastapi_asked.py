@@ -144,6 +144,7 @@ def test_a_dependency_that_is_asked_twice_in_a_request_runs_once(app: FastAPI, l
         ({"by": ["ip", "heder:X-Api-Key"]}, ConfigError, 'did you mean "header:NAME"'),
         ({"by": [5]}, TypeError, "holds int"),
         ({"rules": "5/minuet"}, RuleError, "minute"),
+        ({"rules": ["5/minute", "9/hour"]}, TypeError, "one text, not a list: write '5/minute; 9/hour'"),
         ({"charge_when": 401}, TypeError, "callable that takes the response"),
         ({"limit": lambda conn: 5, "rules": None}, ConfigError, "window_seconds"),
     ],

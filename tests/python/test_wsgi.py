@@ -456,6 +456,79 @@ def test_what_is_wrong_raises_where_the_middleware_is_made(setting: Setting, tmp
         TidegateMiddleware("app", limiter=setting.limiter())  # type: ignore[arg-type]
 
 
+MADE_LATE = """
+import asyncio, json, sys, warnings
+from wsgiref.util import setup_testing_defaults
+from django.conf import settings
+
+settings.configure(ROOT_URLCONF="late_urls", ALLOWED_HOSTS=["*"], SECRET_KEY="for the test", USE_TZ=True)
+import django
+django.setup()
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.urls import clear_url_caches
+
+def wsgi(path):
+    environ = {"PATH_INFO": path, "REMOTE_ADDR": "192.0.2.1"}
+    setup_testing_defaults(environ)
+    return b"".join(get_wsgi_application()(environ, lambda *answer: None))
+
+def asgi(path):
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "http_version": "1.1"}
+    waiting, sent = [{"type": "http.request", "body": b""}], []
+
+    async def receive():
+        return waiting.pop() if waiting else await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+
+    asyncio.run(get_asgi_application()(scope, receive, send))
+    return b"".join(sent)
+
+told = []
+for ask in (wsgi, asgi):
+    sys.modules.pop("late_urls", None)  # the views are imported by the first request, as Django does it
+    clear_url_caches()
+    for path in ("/once", "/each"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            said = ask("/async" + path if ask is asgi else path).decode()
+        told.append([said, [one.lineno for one in caught if issubclass(one.category, RuntimeWarning)]])
+print(json.dumps(told))
+"""
+LATE_URLS = """
+from django.http import HttpResponse
+from django.urls import path
+from tidegate import Limiter
+
+limiter = Limiter("5/minute", name="once", store="memory://late")
+
+def once(request):
+    return HttpResponse(str(limiter.hit("ann").allowed))
+
+def each(request):
+    return HttpResponse(str(Limiter("5/minute", name="each", store="memory://late").hit("ann").allowed))
+
+async def once_async(request):
+    return once(request)
+
+async def each_async(request):
+    return each(request)
+
+urlpatterns = [path("once", once), path("each", each), path("async/once", once_async), path("async/each", each_async)]
+"""
+
+
+def test_in_django_a_limiter_made_for_each_request_is_warned_of_and_a_modules_own_is_not(tmp_path: Path) -> None:
+    (tmp_path / "late_urls.py").write_text(LATE_URLS)
+    (tmp_path / "asking.py").write_text(MADE_LATE)
+    done = subprocess.run([sys.executable, "asking.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = 1 + LATE_URLS.splitlines().index(next(one for one in LATE_URLS.splitlines() if 'name="each"' in one))
+    assert json.loads(done.stdout) == [["True", []], ["True", [line]]] * 2
+
+
 # ---- under gunicorn ----
 
 SERVED = """

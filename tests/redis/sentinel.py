@@ -41,7 +41,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def site() -> Iterator[Site]:
+def site(*, down_after_ms: int = 500) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="tg-sentinel-") as folder, contextlib.ExitStack() as open_ones:
         master = Server("--repl-diskless-sync-delay", "0", port=free_port())
         open_ones.callback(master.close)
@@ -53,7 +53,7 @@ def site() -> Iterator[Site]:
         config = Path(folder) / "sentinel.conf"
         config.write_text(
             f"port {port}\nbind 127.0.0.1\nunixsocket {folder}/sentinel\ndir {folder}\nlogfile {folder}/sentinel.log\n"
-            f"sentinel monitor site 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds site 500\n"
+            f"sentinel monitor site 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds site {down_after_ms}\n"
             "sentinel failover-timeout site 3000\n"
         )
         assert PROGRAM

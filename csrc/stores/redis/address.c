@@ -288,8 +288,9 @@ parse_options(const tg_store_uri *uri, bool with_tls, tg_tls_options *tls, tg_re
                                  tg__text_show(value, shown, sizeof shown), TIMEOUT_MS_MAX);
             address->timeout_us = number * 1000;
         } else if (!with_tls || !parse_tls_option(name, value, tls, &tls_status, error)) {
-            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected db, connections%s timeout_ms%s",
-                             tg__text_show(name, shown, sizeof shown), with_tls ? "," : " or",
+            return tg__error(error, TG_E_CONFIG, "Redis option '%s': expected %sdb, connections%s timeout_ms%s",
+                             tg__text_show(name, shown, sizeof shown),
+                             uri->tiered ? "local, lease, workers, flush, " : "", with_tls ? "," : " or",
                              with_tls ? ", ca, cert, key, name or verify" : "");
         } else if (tls_status != TG_OK) {
             return tls_status;

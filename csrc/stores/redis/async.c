@@ -295,7 +295,7 @@ lose_connection(redis_async *client, tg_trouble trouble, const tg_error *error, 
     queue_init(&kept);
     const bool was_ready = client->state == STATE_READY;
     drop_connection(client);
-    atomic_fetch_add(&client->store->base.epoch, 1);
+    tg__redis_begins_epoch(client->store);
     if (!was_ready) /* no connection came about: those who wait for one hear why */
         queue_prepend(&lost, &client->waiting);
     for (asked *call; (call = queue_take(&lost));) {

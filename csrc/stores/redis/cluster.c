@@ -185,6 +185,8 @@ take_map(tg_cluster *cluster, const redisReply *reply, const tg_redis_host *aske
         /* Where the secret is now it is read again, or written back, with the next connection. */
         if (owner[secret_slot] != TG__NOBODY && cluster->owner[secret_slot] != owner[secret_slot])
             tg__pool_close_idle(&cluster->nodes[owner[secret_slot]]->store);
+        if (memcmp(cluster->owner, owner, sizeof owner) != 0)
+            atomic_fetch_add(&cluster->base.epoch, 1); /* other servers answer */
         memcpy(cluster->owner, owner, sizeof owner);
         drop_idle_nodes(cluster);
         cluster->refreshed_at_us = tg__monotonic_us();
@@ -353,6 +355,8 @@ tg__cluster_learns_secret(tg_redis_store *node, tg_text secret)
     cluster->secret[secret.length] = '\0';
     tg__redis_keyring_init(&cluster->keyring, secret, cluster->manual, cluster->base.private_kinds);
     cluster->secret_known = true;
+    if (another)
+        atomic_fetch_add(&cluster->base.epoch, 1);
     const bool tells = another && !cluster->warned_secret;
     cluster->warned_secret = cluster->warned_secret || another;
     pthread_mutex_unlock(&cluster->lock);
@@ -462,8 +466,10 @@ tg__cluster_follow(tg_cluster *cluster, unsigned slot, const char *reply, const 
     pthread_mutex_lock(&cluster->lock);
     const uint16_t index = node_at(cluster, to.host, to.port, error);
     tg_node *node = index == TG__NOBODY ? NULL : cluster->nodes[index];
-    if (node && moved)
+    if (node && moved && cluster->owner[slot] != index) {
         cluster->owner[slot] = index;
+        atomic_fetch_add(&cluster->base.epoch, 1); /* another server answers */
+    }
     if (node)
         node->users++;
     pthread_mutex_unlock(&cluster->lock);
@@ -823,6 +829,21 @@ charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, co
     return trouble;
 }
 
+/* Where each slot is for itself: of what is left one takes half at most, so that a node which is silent leaves time for the
+ * others. `left`: slots that have not been asked, this one included. */
+static uint64_t
+own_time(const tg_cluster *cluster, tg_part_call *part, size_t left, uint64_t deadline_us)
+{
+    const uint64_t now_us = tg__monotonic_us();
+    uint64_t us = now_us < deadline_us ? deadline_us - now_us : 0;
+    if (left > 1)
+        us /= 2;
+    if (us > cluster->timeout_us)
+        us = cluster->timeout_us;
+    part->brief = part->brief || us < cluster->timeout_us / 4;
+    return now_us + us;
+}
+
 static tg_trouble
 decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_redis_keyring *keyring,
        const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
@@ -839,8 +860,7 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
         } else { /* each slot for itself: when one fails, or is silent, the others have their time all the same */
-            const uint64_t now_us = tg__monotonic_us();
-            const uint64_t until_us = now_us < deadline_us ? now_us + (deadline_us - now_us) / (parts->count - i) : deadline_us;
+            const uint64_t until_us = own_time(cluster, part, parts->count - i, deadline_us);
             tg_trouble one = ask_part(cluster, op, part, false, keyring, targets, manual_now_us, until_us, error);
             if (one == TG__TROUBLE_NONE && part->lease)
                 one = hear_lease(part, error);
@@ -854,6 +874,7 @@ decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_red
 typedef struct tg_asking { /* what stands in front of the first slot that is asked */
     tg_call call; /* as if all lay in one slot */
     uint64_t manual_now_us, deadline_us;
+    bool brief; /* of tg__question_time */
     tg_redis_keyring keyring;
     tg_parts parts;
 } tg_asking;
@@ -871,15 +892,20 @@ begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t tar
     if (now->manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    bool brief;
-    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &brief, error) != TG_OK)
+    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &now->brief, error) != TG_OK)
         return TG_E_STORE;
     if (tg__cluster_keyring(cluster, now->deadline_us, &now->keyring, error) != TG__TROUBLE_NONE)
         return error->status = TG_E_STORE;
+    return TG_OK;
+}
+
+static tg_status
+find_slots(tg_op op, const tg_target *targets, size_t target_count, tg_result *results, tg_asking *now, tg_error *error)
+{
     if (!tg__cluster_split(&now->keyring, targets, target_count, &now->parts))
         return tg__error(error, TG_E_ARG, "redis: more than %d identities in one decision", TG_DIMENSIONS_MAX);
     for (size_t i = 0; i < now->parts.count; i++)
-        now->parts.parts[i]->brief = brief;
+        now->parts.parts[i]->brief = now->brief;
     for (size_t i = 0; i < target_count && now->call.denied; i++)
         if (targets[i].rule->algorithm == TG_DENY && (op == TG_OP_HIT || op == TG_OP_PEEK)) {
             results[i].allowed = results[i].charged = false;
@@ -887,6 +913,53 @@ begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t tar
             results[i].retry_after_us = TG_NEVER;
         }
     return TG_OK;
+}
+
+/* What is charged whether it fits or not: nobody can deny it, so each slot is for itself, and there may be any number of them
+ * (hits that tiers bring together). */
+static bool
+is_forced(const tg_target *targets, size_t target_count)
+{
+    for (size_t i = 0; i < target_count; i++)
+        if (!targets[i].forced)
+            return false;
+    return true;
+}
+
+static tg_status
+force_all(tg_cluster *cluster, tg_asking *now, const tg_target *targets, size_t target_count, tg_result *results,
+          tg_error *error)
+{
+    unsigned slots[TG_TARGETS_MAX];
+    size_t left = 0; /* slots, or a little more */
+    tg_trouble trouble = TG__TROUBLE_NONE;
+    for (size_t i = 0; i < target_count; i++) {
+        char text[TG__REDIS_IDENTITY_MAX];
+        slots[i] = i > 0 && targets[i].identity == targets[i - 1].identity
+                       ? slots[i - 1]
+                       : tg__cluster_slot((tg_text){ text, tg__redis_identity_text(&now->keyring, targets[i].identity, text) });
+        left += i == 0 || slots[i] != slots[i - 1];
+    }
+    for (size_t i = 0; i < target_count; i++) {
+        if (slots[i] == TG__SLOTS)
+            continue;
+        tg_part_call part = { .slot = slots[i], .brief = now->brief };
+        for (size_t k = i; k < target_count; k++)
+            if (slots[k] == part.slot) {
+                part.index[part.count++] = (uint8_t)k;
+                slots[k] = TG__SLOTS; /* done */
+            }
+        bool refused = false;
+        const uint64_t until_us = own_time(cluster, &part, left, now->deadline_us);
+        const tg_trouble one = judge_part(cluster, TG_OP_HIT, &part, false, &now->keyring, targets, results,
+                                          now->manual_now_us, until_us, &refused, error);
+        part_forget(cluster, &part);
+        trouble = trouble == TG__TROUBLE_NONE ? one : trouble;
+        left -= left > 0;
+    }
+    if (trouble == TG__TROUBLE_NONE)
+        return TG_OK;
+    return error->status = TG_E_STORE;
 }
 
 static tg_status
@@ -913,8 +986,13 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
         *overflow = false;
     tg_asking now;
     bool answered;
-    const tg_status status = begin_asking(cluster, op, targets, target_count, until_us, results, &now, &answered, error);
-    return status != TG_OK || answered ? status : ask_all(cluster, op, &now, targets, results, error);
+    tg_status status = begin_asking(cluster, op, targets, target_count, until_us, results, &now, &answered, error);
+    if (status != TG_OK || answered)
+        return status;
+    if (op == TG_OP_HIT && !now.call.denied && is_forced(targets, target_count))
+        return force_all(cluster, &now, targets, target_count, results, error);
+    status = find_slots(op, targets, target_count, results, &now, error);
+    return status != TG_OK ? status : ask_all(cluster, op, &now, targets, results, error);
 }
 
 /* ---- reservations ----
@@ -1000,6 +1078,8 @@ cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t t
     tg_status status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
     if (status == TG_OK && answered)
         memset(lease->id, 0, sizeof lease->id);
+    else if (status == TG_OK)
+        status = find_slots(as, targets, target_count, results, &now, error);
     if (status != TG_OK || answered)
         return status;
     for (size_t i = 0; i < now.parts.count; i++) {
@@ -1256,6 +1336,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
     if (!cluster)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *cluster);
     cluster->base.ops = &cluster_ops;
+    cluster->base.in_slots = true;
     cluster->base.shown = cluster->address.shown;
     cluster->base.private_kinds = options->private_kinds;
     cluster->timeout_us = options->timeout_us;

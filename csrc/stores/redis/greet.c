@@ -147,7 +147,7 @@ see_secret(tg_redis_store *store, tg_redis_wire *wire, const redisReply *reply, 
     pthread_mutex_unlock(&store->lock);
     tg__redis_keyring_init(&wire->keyring, (tg_text){ reply->str, reply->len }, store->manual, store->base.private_kinds);
     if (another)
-        atomic_fetch_add(&store->base.epoch, 1);
+        tg__redis_begins_epoch(store);
     if (another && !atomic_exchange(&store->warned_secret, true))
         tg__notice("store-other-secret", "%s holds another secret than before: counts begin anew under it. "
                                          "TIDEGATE_SECRET, the same on all machines, keeps them", store->address.shown);

@@ -149,7 +149,7 @@ tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound)
 {
     if (!sound) {
         tg__wire_close(wire); /* while it is still ours: closing need not happen under the lock */
-        atomic_fetch_add(&store->base.epoch, 1);
+        tg__redis_begins_epoch(store);
     }
     pthread_mutex_lock(&store->lock);
     wire->taken = false;

@@ -183,6 +183,13 @@ tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_ta
     return TG__TROUBLE_NONE;
 }
 
+void
+tg__redis_begins_epoch(tg_redis_store *store)
+{
+    tg_store *base = store->cluster ? (tg_store *)store->cluster : &store->base; /* base is its first member too */
+    atomic_fetch_add(&base->epoch, 1);
+}
+
 tg_status
 tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool brief, tg_error *error)
 {

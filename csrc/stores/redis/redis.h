@@ -329,6 +329,8 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* The beginning of an answer of hit.lua or settle.lua: the first byte, and the server's time. */
 bool tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us);
+/* What the store said before may no longer hold; of a node, what its cluster said. */
+void tg__redis_begins_epoch(tg_redis_store *store);
 /* Tells the breaker; TG_OK or TG_E_STORE. `brief`: as tg__question_time said. */
 tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool brief, tg_error *error);
 

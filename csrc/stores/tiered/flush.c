@@ -242,12 +242,14 @@ send_batch(tg_flush *flush, message *batch)
 {
     tg_tiered *tiered = flush->tiered;
     const uint64_t epoch = tg__tiered_epoch(tiered);
-    const bool sent = tiered->inner->ops->apply(tiered->inner, TG_OP_HIT, batch->targets, batch->count, 0, batch->results,
+    /* Nobody waits for it: many slots, of which each has the store's deadline, may take longer together. */
+    const uint64_t until_us = tiered->inner->in_slots ? tg__monotonic_us() + CLOSING_US : 0;
+    const bool sent = tiered->inner->ops->apply(tiered->inner, TG_OP_HIT, batch->targets, batch->count, until_us, batch->results,
                                                 NULL, NULL) == TG_OK;
     const uint64_t heard_us = tg__tiered_now_us(tiered);
     for (size_t i = 0; i < batch->count; i++) {
         tg_sight *sight = &batch->sights[i];
-        const bool seen = sent && sight->now_us != NOT_SEEN;
+        const bool seen = sight->now_us != NOT_SEEN; /* of a cluster perhaps some: each is charged by itself */
         if (seen)
             tg__sight_take(&batch->targets[i], sight);
         place *at = hold_patiently(flush, batch->places[i]);

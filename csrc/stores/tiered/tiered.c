@@ -684,6 +684,7 @@ read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, t
     behind->scheme.data += sizeof PREFIX - 1;
     behind->scheme.length -= sizeof PREFIX - 1;
     behind->option_count = 0;
+    behind->tiered = true;
     tiered->workers = 1;
     for (size_t i = 0; i < uri->option_count && status == TG_OK; i++) {
         const tg_text name = uri->options[i].name, value = uri->options[i].value;
@@ -704,6 +705,15 @@ read_options(tg_tiered *tiered, const tg_store_uri *uri, tg_store_uri *behind, t
     if (status == TG_OK && tiered->flush_us && tiered->lease)
         return tg__error(error, TG_E_CONFIG, "a tiered store has both flush and lease: expected one of them");
     return status;
+}
+
+tg_status
+tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule, tg_error *error)
+{
+    tg_tiered unused = { .lease = 0 };
+    tg_store_uri behind;
+    const tg_status status = read_options(&unused, uri, &behind, error);
+    return status == TG_OK ? tg__redis_check_address(&behind, rule, error) : status;
 }
 
 static tg_status

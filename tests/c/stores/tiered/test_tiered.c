@@ -2,6 +2,9 @@
  * what is told of a remembered denial is what Redis would tell. That all numbers are those of the reference, under a manual
  * clock: tests/python/test_redis_conformance.py.
  *
+ * TIDEGATE_TEST_TIERS, where it is set, names a store that stands already, and the pid and the unix socket of each server
+ * behind it: "URI pid=socket pid=socket ...". tests/python/test_redis_tiers.py does so for a cluster, TLS and Sentinel.
+ *
  * test-builds: plain asan tsan */
 #include "../redis/server.h"
 
@@ -13,16 +16,53 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-static server redis;
-static char uri[200], plain_uri[160];
+#define SERVERS_MAX 6
+
+static server redis; /* our own, or the first of those that stand */
+static server servers[SERVERS_MAX];
+static size_t server_count;
+static bool own;
+static char uri[1200], plain_uri[1100];
+
+static void
+for_all(int number)
+{
+    for (size_t i = 0; i < server_count; i++)
+        server_signal(own ? &redis : &servers[i], number);
+}
+
+/* What others have started. */
+static void
+take_those_that_stand(const char *named)
+{
+    char text[2000], *rest;
+    snprintf(text, sizeof text, "%s", named);
+    const char *word = strtok_r(text, " ", &rest);
+    snprintf(plain_uri, sizeof plain_uri, "%s", word);
+    while ((word = strtok_r(NULL, " ", &rest)) && server_count < SERVERS_MAX) {
+        server *one = &servers[server_count++];
+        one->pid = (pid_t)atol(word);
+        assert_non_null(strchr(word, '='));
+        snprintf(one->path, sizeof one->path, "%s", strchr(word, '=') + 1);
+    }
+    assert_true(server_count > 0);
+    redis = servers[0];
+}
 
 static int
 begin_all(void **unused)
 {
     (void)unused;
-    server_init(&redis, true);
-    server_start(&redis, NULL);
-    snprintf(plain_uri, sizeof plain_uri, "%s?timeout_ms=2000", redis.uri);
+    const char *named = getenv("TIDEGATE_TEST_TIERS");
+    own = !named;
+    if (named) {
+        take_those_that_stand(named);
+    } else {
+        server_init(&redis, true);
+        server_start(&redis, NULL);
+        server_count = 1;
+        snprintf(plain_uri, sizeof plain_uri, "%s?timeout_ms=2000", redis.uri);
+    }
     snprintf(uri, sizeof uri, "tiered+%s", plain_uri);
     return 0;
 }
@@ -31,7 +71,8 @@ static int
 end_all(void **unused)
 {
     (void)unused;
-    server_fini(&redis);
+    if (own)
+        server_fini(&redis);
     return 0;
 }
 
@@ -39,17 +80,18 @@ static int
 begin(void **unused)
 {
     (void)unused;
-    server_ask(&redis, NULL, "FLUSHALL");
+    for (size_t i = 0; i < server_count; i++)
+        server_ask(own ? &redis : &servers[i], NULL, "FLUSHALL");
     forget_notices();
     return 0;
 }
 
 /* Decisions and resets that reached the server; the keeper's calls are EVALs. */
 static long long
-asked(void)
+asked_of(const server *one)
 {
     long long sum = 0;
-    redisContext *link = server_connect(&redis);
+    redisContext *link = server_connect(one);
     redisReply *reply = redisCommand(link, "INFO commandstats");
     assert_non_null(reply);
     static const char *const names[] = { "cmdstat_evalsha:calls=", "cmdstat_del:calls=" };
@@ -59,6 +101,15 @@ asked(void)
     }
     freeReplyObject(reply);
     redisFree(link);
+    return sum;
+}
+
+static long long
+asked(void)
+{
+    long long sum = 0;
+    for (size_t i = 0; i < server_count; i++)
+        sum += asked_of(own ? &redis : &servers[i]);
     return sum;
 }
 
@@ -140,7 +191,7 @@ a_denial_of_one_dimension_answers_for_whatever_stands_beside_it(void **unused)
         if (i == 3)
             before = asked();
     }
-    assert_in_range(asked() - before, 0, 8);
+    assert_in_range(asked() - before, 0, server_count > 1 ? 16 : 8); /* two slots of a cluster are looked at in two calls */
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
@@ -470,7 +521,7 @@ on_a_loop_a_batch_that_does_not_fit_is_followed_by_what_is_needed(void **unused)
 static tg_store *
 open_with(const char *options)
 {
-    char asked_for[300];
+    char asked_for[1300];
     snprintf(asked_for, sizeof asked_for, "%s&%s", uri, options);
     return open_store(asked_for, NULL);
 }
@@ -482,13 +533,21 @@ wrong_options_are_told_with_what_was_expected(void **unused)
     static const char *const wrong[] = { "lease=1", "lease=x", "local=0", "local=101", "workers=0", "leese=10",
                                          "flush=0ms", "flush=1001ms", "flush=2s", "flush=10", "flush=ms", "flush=10ms&lease=5" };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        char asked_for[300];
+        char asked_for[1300];
         tg_store *store;
         tg_error error;
         snprintf(asked_for, sizeof asked_for, "%s&%s", uri, wrong[i]);
         assert_int_equal(tg_store_open(tg_text_of(asked_for), NULL, &store, &error), TG_E_CONFIG);
         assert_non_null(strstr(error.message, "expected"));
+        if (strncmp(wrong[i], "leese", 5) == 0)
+            assert_non_null(strstr(error.message, "expected local, lease, workers, flush, db, connections"));
+        assert_int_equal(tg__store_check_address(tg_text_of(asked_for), NULL, &error), TG_E_CONFIG);
     }
+    char right[1300];
+    tg_error error = { .message = "" };
+    snprintf(right, sizeof right, "%s&flush=10ms&workers=4&local=50", uri); /* as `check` looks at it, without opening */
+    if (tg__store_check_address(tg_text_of(right), NULL, &error) != TG_OK)
+        fail_msg("%s: %s", right, error.message);
 }
 
 static void
@@ -714,6 +773,38 @@ what_is_more_than_a_tenth_for_all_workers_or_waits_in_a_leaky_bucket_is_asked_ab
 }
 
 static void
+many_clients_in_one_flush_are_each_counted(void **unused)
+{
+    (void)unused;
+    enum { CLIENTS = 70 }; /* three calls, and on a cluster as many slots */
+    tg_store *store = open_with("flush=100ms"), *elsewhere = open_store(plain_uri, NULL);
+    tg_limiter *limiter = open_limiter(store, "1000/hour sliding_log", "many"),
+               *other = open_limiter(elsewhere, "1000/hour sliding_log", "many");
+    for (int round = 0; round < 10; round++)
+        for (int i = 0; i < CLIENTS; i++) {
+            char who[16];
+            snprintf(who, sizeof who, "%d", i);
+            assert_int_equal(hit(limiter, who).remaining, 999 - round);
+        }
+    const uint64_t end_us = tg__monotonic_us() + 3000000;
+    for (int i = 0; i < CLIENTS; i++) {
+        char who[16];
+        snprintf(who, sizeof who, "%d", i);
+        const tg_part part = { .value = tg_text_of(who) };
+        tg_decision decision = { .remaining = 0 };
+        while (decision.remaining != 990) {
+            if (tg__monotonic_us() > end_us)
+                fail_msg("client %d: %u remain", i, (unsigned)decision.remaining);
+            assert_int_equal(tg_limiter_peek(other, &(tg_dimension){ &part, 1 }, 1, 1, &decision, NULL), TG_OK);
+        }
+    }
+    tg_limiter_close(limiter);
+    tg_limiter_close(other);
+    tg_store_close(store);
+    tg_store_close(elsewhere);
+}
+
+static void
 what_waits_is_told_when_the_store_is_closed_and_when_a_process_exits(void **unused)
 {
     (void)unused;
@@ -797,12 +888,17 @@ static void
 a_redis_that_is_away_ends_what_is_known_within_a_flush_and_a_deadline(void **unused)
 {
     (void)unused;
-    char quick[200];
-    snprintf(quick, sizeof quick, "tiered+%s?timeout_ms=50&flush=20ms", redis.uri);
+    char quick[1300], *patience;
+    snprintf(quick, sizeof quick, "%s&flush=20ms", uri);
+    patience = strstr(quick, "timeout_ms=2000"); /* here a decision is to be late soon */
+    assert_non_null(patience);
+    memmove(patience + sizeof "timeout_ms=100" - 1, patience + sizeof "timeout_ms=2000" - 1,
+            strlen(patience + sizeof "timeout_ms=2000" - 1) + 1);
+    memcpy(patience, "timeout_ms=100", sizeof "timeout_ms=100" - 1);
     tg_store *store = open_store(quick, NULL);
     tg_limiter *closed = open_limiter_so(store, "100000/hour token_bucket", "away", TG_FAIL_CLOSED);
     hit_times(closed, "a", 5);
-    server_signal(&redis, SIGSTOP);
+    for_all(SIGSTOP);
     const uint64_t began_us = tg__monotonic_us();
     unsigned let_through = 0;
     while (hit(closed, "a").allowed) {
@@ -812,7 +908,7 @@ a_redis_that_is_away_ends_what_is_known_within_a_flush_and_a_deadline(void **unu
     }
     assert_in_range(let_through, 1, 1000);
     assert_true(hit(closed, "a").degraded);
-    server_signal(&redis, SIGCONT);
+    for_all(SIGCONT);
     recovery_us(closed, "a");
     tg_limiter_close(closed);
     tg_store_close(store);
@@ -1060,6 +1156,7 @@ main(void)
         cmocka_unit_test_setup(a_forked_child_has_no_lease_of_its_parents, begin),
         cmocka_unit_test_setup(hits_within_a_flush_reach_redis_in_one_call_and_each_is_counted, begin),
         cmocka_unit_test_setup(what_is_more_than_a_tenth_for_all_workers_or_waits_in_a_leaky_bucket_is_asked_about, begin),
+        cmocka_unit_test_setup(many_clients_in_one_flush_are_each_counted, begin),
         cmocka_unit_test_setup(what_waits_is_told_when_the_store_is_closed_and_when_a_process_exits, begin),
         cmocka_unit_test_setup(a_refund_of_what_waits_and_of_what_was_told_is_counted_once, begin),
         cmocka_unit_test_setup(what_waits_at_a_fork_is_told_once_and_by_the_parent, begin),
@@ -1070,5 +1167,32 @@ main(void)
         cmocka_unit_test_setup(a_fork_while_other_threads_are_in_the_cache_leaves_a_child_that_can_go_on, begin),
         cmocka_unit_test_setup(a_flood_of_clients_lets_nobody_through, begin),
     };
-    return cmocka_run_group_tests(tests, begin_all, end_all);
+    /* Where servers stand already: nothing that kills one or is about none, and what is lengthy last. */
+    const struct CMUnitTest elsewhere[] = {
+        cmocka_unit_test_setup(a_denial_asks_redis_once_until_it_can_have_changed, begin),
+        cmocka_unit_test_setup(a_denial_of_one_dimension_answers_for_whatever_stands_beside_it, begin),
+        cmocka_unit_test_setup(a_reset_and_a_refund_end_a_denial_at_once, begin),
+        cmocka_unit_test_setup(on_a_loop_a_known_denial_is_answered_at_once, begin),
+        cmocka_unit_test_setup(on_a_loop_a_batch_that_does_not_fit_is_followed_by_what_is_needed, begin),
+        cmocka_unit_test_setup(wrong_options_are_told_with_what_was_expected, begin),
+        cmocka_unit_test_setup(a_local_layer_lets_its_share_through_and_asks_redis_no_more, begin),
+        cmocka_unit_test_setup(a_lease_asks_once_for_many_hits_and_counts_each, begin),
+        cmocka_unit_test_setup(where_a_lease_is_more_than_a_tenth_for_all_workers_none_is_taken, begin),
+        cmocka_unit_test_setup(a_forked_child_has_no_lease_of_its_parents, begin),
+        cmocka_unit_test_setup(hits_within_a_flush_reach_redis_in_one_call_and_each_is_counted, begin),
+        cmocka_unit_test_setup(what_is_more_than_a_tenth_for_all_workers_or_waits_in_a_leaky_bucket_is_asked_about, begin),
+        cmocka_unit_test_setup(many_clients_in_one_flush_are_each_counted, begin),
+        cmocka_unit_test_setup(what_waits_is_told_when_the_store_is_closed_and_when_a_process_exits, begin),
+        cmocka_unit_test_setup(a_refund_of_what_waits_and_of_what_was_told_is_counted_once, begin),
+        cmocka_unit_test_setup(what_waits_at_a_fork_is_told_once_and_by_the_parent, begin),
+        cmocka_unit_test_setup(a_redis_that_is_away_ends_what_is_known_within_a_flush_and_a_deadline, begin),
+        cmocka_unit_test_setup(on_a_loop_what_is_known_to_fit_is_let_through_at_once, begin),
+        cmocka_unit_test_setup(threads_that_share_a_cache_admit_exactly_the_limit, begin),
+        cmocka_unit_test_setup(leases_of_four_workers_stay_within_the_bounds_that_are_stated, begin),
+        cmocka_unit_test_setup(four_processes_that_flush_stay_within_the_bounds_that_are_stated, begin),
+    };
+    if (!getenv("TIDEGATE_TEST_TIERS"))
+        return cmocka_run_group_tests(tests, begin_all, end_all);
+    const size_t count = sizeof elsewhere / sizeof *elsewhere - (getenv("TIDEGATE_TEST_BRIEFLY") ? 2 : 0);
+    return _cmocka_run_group_tests("elsewhere", elsewhere, count, begin_all, end_all);
 }
