@@ -205,8 +205,6 @@ class _Exempting:
         return view_or_blueprint
 
     def _is_exempt(self, actual: Request) -> bool:
-        if not self._exempts:
-            return False
         if self._exempt_blueprints and any(
             current_app.blueprints.get(name) in self._exempt_blueprints for name in actual.blueprints
         ):
@@ -250,7 +248,7 @@ class RateLimit(_Exempting):
         if not self.enabled:
             return
         actual = request._get_current_object()  # type: ignore[attr-defined]
-        if not self._is_exempt(actual):
+        if not self._exempts or not self._is_exempt(actual):
             _charge(self.limit, self._user, actual)
 
     @property
@@ -472,7 +470,7 @@ class Tidegate(_Exempting):
         if not self.enabled:
             return None
         actual = request._get_current_object()  # type: ignore[attr-defined]
-        if self._is_exempt(actual):
+        if self._exempts and self._is_exempt(actual):
             return None
         state = _state_of(actual)
         if self.gate is not None:
