@@ -111,7 +111,7 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
     tg_reading reading = { .at = (const uint8_t *)answer.data, .end = (const uint8_t *)answer.data + answer.length };
     if (answer.length < HEADER_BYTES)
         return false;
-    const bool script_allowed = read_byte(&reading) == 1;
+    const uint8_t said = read_byte(&reading);
     const uint64_t now_us = read_count(&reading);
     if (reading.bad)
         return false;
@@ -123,7 +123,7 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
             return false;
     }
     if (reading.at != reading.end ||
-        !tg__sights_tell(op, targets, first_of, target_count, denied, seen, now_us, script_allowed, results))
+        !tg__sights_tell(op, targets, first_of, target_count, denied, seen, now_us, said == 3 ? -1 : said == 1, results))
         return false;
     *server_now_us = now_us;
     for (size_t i = 0; i < target_count; i++)

@@ -732,6 +732,7 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
     if (how) {
         how->unsent = true;
         plan.denied = plan.denied || how->look;
+        plan.knocks = how->knocks;
     }
     if (tg__call_answer_alone(&plan, op, target_count, results))
         return TG_OK;

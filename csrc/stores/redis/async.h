@@ -15,6 +15,7 @@ typedef struct tg_node_call {
     const tg_redis_keyring *keyring;
     bool brief;   /* see tg__question_time */
     bool look;    /* a hit only judged */
+    bool knocks;  /* as in tg_call */
     bool asking;  /* for a slot that the node does not have yet */
     bool unsent;  /* told with a failure: nothing ran */
     void (*moved)(void *data, const char *reply); /* in place of `done`: nothing ran, the reply says where to */

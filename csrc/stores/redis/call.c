@@ -110,7 +110,7 @@ tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_ke
     tg__resp_bulk(resp, digits + short_one, sizeof digits - short_one);
     put_keys(resp, store, keyring, call, targets, target_count);
     uint8_t header[9 + 8 + 8 + 8], *at = put_number(header, store->manual ? (double)manual_now_us : -1.0);
-    *at++ = !call->lease ? op != TG_OP_HIT || call->denied : call->denied ? 1 : (uint8_t)(2 + call->lease_op);
+    *at++ = call->knocks ? 5 : !call->lease ? op != TG_OP_HIT || call->denied : call->denied ? 1 : (uint8_t)(2 + call->lease_op);
     if (call->lease) {
         memcpy(at, call->lease->id, 8);
         at += 8;

@@ -677,6 +677,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
     part_forget(cluster, part);
     tg__call_plan(&part->call, op, own, part->count);
     part->call.denied = look; /* only judged, as where a rule of the call denies by itself */
+    part->call.knocks = part->knocks;
     part->call.lease = part->lease;
     part->call.lease_op = part->lease_op;
     if (part->call.asked == 0)
@@ -779,14 +780,80 @@ judge_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const t
         trouble = tell(op, part, targets, false, results, error);
     for (size_t i = 0; i < part->count && trouble == TG__TROUBLE_NONE; i++) {
         part->charged = part->charged || results[part->index[i]].charged;
-        *refused = *refused || !results[part->index[i]].allowed;
+        part->refused = part->refused || !results[part->index[i]].allowed;
     }
+    *refused = *refused || part->refused;
+    part->counted = !look && part->refused && trouble == TG__TROUBLE_NONE;
     return trouble;
 }
 
-/* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
- * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
- * or a node stops answering, is there something to give back. */
+/* ---- where what is denied counts ---- */
+
+unsigned
+tg__cluster_denied_groups(const tg_target *targets, size_t target_count, const tg_result *results)
+{
+    unsigned groups = 0;
+    for (size_t i = 0; i < target_count; i++)
+        if (targets[i].counts_denied && !results[i].allowed)
+            groups |= 1u << targets[i].counts_denied;
+    return groups;
+}
+
+static bool
+is_denied(const tg_target *target, unsigned groups)
+{
+    return target->counts_denied && (groups >> target->counts_denied & 1);
+}
+
+size_t
+tg__cluster_knocks_next(const tg_parts *parts, size_t at, const tg_target *targets, unsigned groups)
+{
+    for (; at < parts->count; at++) {
+        const tg_part_call *part = parts->parts[at];
+        for (size_t i = 0; i < part->count && !part->counted; i++)
+            if (is_denied(&targets[part->index[i]], groups))
+                return at;
+    }
+    return parts->count;
+}
+
+void
+tg__cluster_knocking(tg_target *target, unsigned groups)
+{
+    if (is_denied(target, groups))
+        target->counts_denied |= TG__DENIED_ELSEWHERE;
+}
+
+/* Has the slots count what is denied, once all is known. The decision stands whether they do or not. */
+static void
+count_denied(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
+             size_t target_count, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us)
+{
+    const unsigned groups = tg__cluster_denied_groups(targets, target_count, results);
+    tg_target knocking[TG_TARGETS_MAX];
+    for (size_t i = 0; i < target_count && groups; i++) {
+        knocking[i] = targets[i];
+        tg__cluster_knocking(&knocking[i], groups);
+    }
+    for (size_t at = 0; groups && (at = tg__cluster_knocks_next(parts, at, targets, groups)) < parts->count; at++) {
+        tg_part_call *part = parts->parts[at];
+        tg_result told[TG_TARGETS_MAX];
+        tg_error unused = { .status = TG_OK };
+        bool refuses = false;
+        memcpy(told, results, target_count * sizeof *told);
+        part->knocks = true;
+        tg_trouble trouble =
+            ask_part(cluster, TG_OP_HIT, part, true, keyring, knocking, manual_now_us, deadline_us, &unused);
+        if (trouble == TG__TROUBLE_NONE)
+            trouble = tell(TG_OP_HIT, part, knocking, false, told, &unused);
+        for (size_t i = 0; i < part->count; i++)
+            refuses = refuses || !told[part->index[i]].allowed;
+        /* What denied a moment ago, and would not now, has denied all the same. */
+        for (size_t i = 0; i < part->count && trouble == TG__TROUBLE_NONE && (refuses || !part->refused); i++)
+            results[part->index[i]] = told[part->index[i]];
+    }
+}
+
 uint64_t
 tg__cluster_charges_until(uint64_t deadline_us)
 {
@@ -794,9 +861,12 @@ tg__cluster_charges_until(uint64_t deadline_us)
     return now_us < deadline_us ? deadline_us - (deadline_us - now_us) / 5 : deadline_us;
 }
 
+/* A hit on several slots. All but the first are looked at before anything is charged: whoever keeps knocking at a limit
+ * that denies then never charges the others, not for a moment. Only when somebody else takes what was seen to be left,
+ * or a node stops answering, is there something to give back. */
 static tg_trouble
 charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, const tg_target *targets,
-       tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
+       size_t target_count, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
     const uint64_t charges_until_us = tg__cluster_charges_until(deadline_us);
     tg_trouble trouble = TG__TROUBLE_NONE;
@@ -826,6 +896,8 @@ charge(tg_cluster *cluster, tg_parts *parts, const tg_redis_keyring *keyring, co
         if (trouble == TG__TROUBLE_NONE)
             tell(TG_OP_HIT, part, targets, true, results, error); /* as it stood before: it has been read once already */
     }
+    if (trouble == TG__TROUBLE_NONE && !parts->parts[0]->lease)
+        count_denied(cluster, parts, keyring, targets, target_count, results, manual_now_us, deadline_us);
     return trouble;
 }
 
@@ -846,10 +918,10 @@ own_time(const tg_cluster *cluster, tg_part_call *part, size_t left, uint64_t de
 
 static tg_trouble
 decide(tg_cluster *cluster, tg_op op, tg_parts *parts, bool denied, const tg_redis_keyring *keyring,
-       const tg_target *targets, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
+       const tg_target *targets, size_t target_count, tg_result *results, uint64_t manual_now_us, uint64_t deadline_us, tg_error *error)
 {
     if (op == TG_OP_HIT && !denied && parts->count > 1)
-        return charge(cluster, parts, keyring, targets, results, manual_now_us, deadline_us, error);
+        return charge(cluster, parts, keyring, targets, target_count, results, manual_now_us, deadline_us, error);
     tg_trouble trouble = TG__TROUBLE_NONE;
     bool refused = false; /* nobody asks: each slot stands for itself */
     for (size_t i = 0; i < parts->count; i++) {
@@ -963,10 +1035,11 @@ force_all(tg_cluster *cluster, tg_asking *now, const tg_target *targets, size_t 
 }
 
 static tg_status
-ask_all(tg_cluster *cluster, tg_op op, tg_asking *now, const tg_target *targets, tg_result *results, tg_error *error)
+ask_all(tg_cluster *cluster, tg_op op, tg_asking *now, const tg_target *targets, size_t target_count, tg_result *results,
+        tg_error *error)
 {
-    const tg_trouble trouble = decide(cluster, op, &now->parts, now->call.denied, &now->keyring, targets, results,
-                                      now->manual_now_us, now->deadline_us, error);
+    const tg_trouble trouble = decide(cluster, op, &now->parts, now->call.denied, &now->keyring, targets, target_count,
+                                      results, now->manual_now_us, now->deadline_us, error);
     for (size_t i = 0; i < now->parts.count; i++)
         part_forget(cluster, &now->parts.room[i]);
     if (trouble == TG__TROUBLE_NONE)
@@ -992,7 +1065,7 @@ cluster_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_
     if (op == TG_OP_HIT && !now.call.denied && is_forced(targets, target_count))
         return force_all(cluster, &now, targets, target_count, results, error);
     status = find_slots(op, targets, target_count, results, &now, error);
-    return status != TG_OK ? status : ask_all(cluster, op, &now, targets, results, error);
+    return status != TG_OK ? status : ask_all(cluster, op, &now, targets, target_count, results, error);
 }
 
 /* ---- reservations ----
@@ -1090,7 +1163,7 @@ cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t t
         part->lease = &part->own;
         part->lease_op = op;
     }
-    status = ask_all(cluster, as, &now, targets, results, error);
+    status = ask_all(cluster, as, &now, targets, target_count, results, error);
     if (status == TG_OK && op == TG_LEASE_TAKE)
         taken(&now, target_count, lease, results);
     if (status == TG_OK && op == TG_LEASE_RENEW)
@@ -1337,6 +1410,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *cluster);
     cluster->base.ops = &cluster_ops;
     cluster->base.in_slots = true;
+    cluster->base.counts_denied = true;
     cluster->base.shown = cluster->address.shown;
     cluster->base.private_kinds = options->private_kinds;
     cluster->timeout_us = options->timeout_us;

@@ -49,6 +49,9 @@ typedef struct tg_part_call { /* what lies in one slot */
     redisReply *reply;
     tg_node *node; /* who answered */
     bool charged;
+    bool refused; /* a target of it was denied when it was asked last */
+    bool counted; /* the denied hit, by itself, where that is to count */
+    bool knocks;  /* what is asked now is that */
     bool brief; /* see tg__question_time */
     bool done;  /* each slot for itself: this one has answered */
     /* Of a reservation; NULL else. Each node has its own clock, so each slot its own end. */
@@ -80,6 +83,12 @@ tg_trouble tg__cluster_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_red
 bool tg__cluster_look_is_due(tg_cluster *cluster);
 /* By slot, in the slots' order. false: more than TG_DIMENSIONS_MAX of them. */
 bool tg__cluster_split(const tg_redis_keyring *keyring, const tg_target *targets, size_t target_count, tg_parts *parts);
+/* Where what is denied counts: the groups that are denied, a bit each, and the next part from `at` on that has targets of
+ * theirs and has not counted by itself; the count of parts where there is none. */
+unsigned tg__cluster_denied_groups(const tg_target *targets, size_t target_count, const tg_result *results);
+size_t tg__cluster_knocks_next(const tg_parts *parts, size_t at, const tg_target *targets, unsigned groups);
+/* A target as its part is asked to count what those groups deny. */
+void tg__cluster_knocking(tg_target *target, unsigned groups);
 /* What stands in front of a charge: a node that is known not to answer must not cost the others a charge and a refund
  * with every request. */
 bool tg__cluster_may_ask(tg_cluster *cluster, const tg_parts *parts, tg_error *error);

@@ -36,7 +36,8 @@ typedef enum phase {
     PHASE_LOOK,    /* all but the first slot, last to second; the first too once one denies */
     PHASE_CHARGE,  /* first to last */
     PHASE_GIVE,    /* back what was charged */
-    PHASE_TELL     /* of the slots that were given back, as they are now */
+    PHASE_TELL,    /* of the slots that were given back, as they are now */
+    PHASE_KNOCK    /* where what is denied counts, once all is known */
 } phase;
 
 /* What a decision needs of its caller's, once that has gone. */
@@ -58,6 +59,7 @@ typedef struct deciding {
     void *data;
     uint64_t deadline_us, charges_until_us, manual_now_us;
     bool denied, split, refused, concluded, beginning;
+    unsigned groups; /* that are denied, where that counts */
     tg_status status;
     tg_error error;
     tg_redis_keyring keyring;
@@ -396,11 +398,22 @@ charged_part(const deciding *one, size_t at)
     return at;
 }
 
+/* The slots that have to count what is denied, if there are any. */
+static bool
+knock(deciding *one)
+{
+    one->groups = tg__cluster_denied_groups(one->targets, one->target_count, one->results);
+    if (!one->groups)
+        return false;
+    next_part(one, PHASE_KNOCK, tg__cluster_knocks_next(&one->parts, 0, one->targets, one->groups));
+    return one->at < one->parts.count;
+}
+
 /* Where to go on once this part has been asked, `failed` or answered. false: that was all. */
 static bool
 go_on(deciding *one, bool failed)
 {
-    const bool keeps_failure = failed && one->phase != PHASE_GIVE && one->phase != PHASE_TELL;
+    const bool keeps_failure = failed && one->phase < PHASE_GIVE;
     if (keeps_failure)
         one->status = TG_E_STORE;
     switch (one->phase) {
@@ -417,7 +430,7 @@ go_on(deciding *one, bool failed)
             return true;
         }
         if (one->refused)
-            return false;
+            return knock(one);
         next_part(one, PHASE_CHARGE, 0);
         return true;
     case PHASE_CHARGE:
@@ -426,7 +439,9 @@ go_on(deciding *one, bool failed)
             return one->at < one->parts.count;
         }
         next_part(one, PHASE_GIVE, charged_part(one, 0));
-        return one->at < one->parts.count;
+        if (one->at < one->parts.count)
+            return true;
+        return one->status == TG_OK && !one->kept && knock(one);
     case PHASE_GIVE:
         next_part(one, PHASE_GIVE, charged_part(one, one->at + 1));
         if (one->at < one->parts.count)
@@ -435,8 +450,11 @@ go_on(deciding *one, bool failed)
             return false;
         next_part(one, PHASE_TELL, charged_part(one, 0));
         return true;
-    default:
+    case PHASE_TELL:
         next_part(one, PHASE_TELL, charged_part(one, one->at + 1));
+        return one->at < one->parts.count || knock(one);
+    default:
+        next_part(one, PHASE_KNOCK, tg__cluster_knocks_next(&one->parts, one->at + 1, one->targets, one->groups));
         return one->at < one->parts.count;
     }
 }
@@ -448,6 +466,13 @@ take_answer(deciding *one)
     tg_part_call *part = part_of(one);
     if ((one->op != TG_OP_HIT && one->op != TG_OP_PEEK) || one->phase == PHASE_GIVE)
         return;
+    bool refuses = false;
+    for (size_t i = 0; i < part->count; i++)
+        refuses = refuses || !one->told[i].allowed;
+    if (one->phase == PHASE_KNOCK && part->refused && !refuses)
+        return; /* what denied a moment ago, and would not now, has denied all the same */
+    part->refused = part->refused || refuses;
+    part->counted = part->counted || (one->phase == PHASE_CHARGE && refuses);
     for (size_t i = 0; i < part->count; i++) {
         one->results[part->index[i]] = one->told[i];
         one->refused = one->refused || !one->told[i].allowed;
@@ -477,6 +502,8 @@ compose(deciding *one, uint64_t *until_us)
             continue;
         tg_target *own = &one->own[one->own_count];
         *own = one->targets[index];
+        if (one->phase == PHASE_KNOCK)
+            tg__cluster_knocking(own, one->groups);
         if (one->phase == PHASE_GIVE) {
             own->own = true;
             own->stamp_us = one->results[index].stamp_us;
@@ -488,7 +515,8 @@ compose(deciding *one, uint64_t *until_us)
     const bool charges = one->op == TG_OP_HIT && !one->denied && one->parts.count > 1;
     one->how.keyring = &one->keyring;
     one->how.moved = moved;
-    one->how.look = one->denied || one->phase == PHASE_LOOK || one->phase == PHASE_TELL;
+    one->how.look = one->denied || one->phase == PHASE_LOOK || one->phase >= PHASE_TELL;
+    one->how.knocks = one->phase == PHASE_KNOCK;
     *until_us = charges && (one->phase == PHASE_LOOK || one->phase == PHASE_CHARGE) ? one->charges_until_us : one->deadline_us;
     if (one->phase == PHASE_GIVE && *until_us < tg__monotonic_us() + GIVES_FOR_US)
         *until_us = tg__monotonic_us() + GIVES_FOR_US; /* late or not, it is to go out */
@@ -597,7 +625,7 @@ heard(void *data, tg_status status, const tg_error *error)
         return;
     }
     /* Nothing ran: perhaps another node has the slot by now. */
-    if (status != TG_OK && one->how.unsent && one->phase != PHASE_TELL && !charges_for_nobody(one) && wait_for_scout(one))
+    if (status != TG_OK && one->how.unsent && one->phase < PHASE_TELL && !charges_for_nobody(one) && wait_for_scout(one))
         return;
     if (go_on(one, status != TG_OK))
         advance(one);

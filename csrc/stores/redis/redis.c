@@ -508,7 +508,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     if (!store)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *store);
     store->base.ops = &redis_ops;
-    store->base.counts_denied = true; /* a cluster's does not: what is denied may lie in another slot */
+    store->base.counts_denied = true;
     store->timeout_us = options->timeout_us;
     store->base.private_kinds = options->private_kinds;
     store->clock = options->clock; /* store.c holds the reference */

@@ -282,6 +282,8 @@ void tg__breaker_shrugs(tg_redis_store *store, bool probe);
 #define TG__CALL_BYTES_MAX 49152 /* TG_TARGETS_MAX keys and descriptions at their longest */
 #define TG__REDIS_CLOCK_US_MAX ((UINT64_C(1) << 53) - 1 - 2 * TG_PERIOD_US_MAX) /* no sum in a script reaches 2^53 */
 
+#define TG__DENIED_ELSEWHERE 16 /* beside a group in tg_target.counts_denied */
+
 typedef struct tg_call {
     uint8_t first_of[TG_TARGETS_MAX]; /* the first target with the same counts */
     uint8_t key_of[TG_TARGETS_MAX];   /* 1-based, as KEYS is */
@@ -289,6 +291,7 @@ typedef struct tg_call {
     unsigned algorithms;
     bool denied;  /* a `deny` rule is among them */
     bool counts_denied; /* a denied hit is to be charged to one of them */
+    bool knocks; /* of a cluster: it is denied in another slot, by the groups that say TG__DENIED_ELSEWHERE */
     size_t asked; /* targets that Redis is asked about */
     const tg_lease *lease; /* what a hit is held by, or what REFUND targets are settled or renewed of; else NULL */
     tg_lease_op lease_op;
