@@ -213,9 +213,10 @@ def measure(programs: Path, path: Path, folder: Path, rounds: int, milliseconds:
         for name, main in async_others(path, words(command), tasks).items():
             rows[f"{name}, {tasks} tasks"] = lambda main=main: loops["asyncio"].run_until_complete(main(seconds))
     rates: dict[str, list[float]] = {row: [] for row in rows}
-    for _ in range(rounds):
-        for row, once in rows.items():
-            rates[row].append(once())
+    for number in range(rounds):
+        # Back and forth, so that no row is always the one after another.
+        for row in list(rows) if number % 2 == 0 else reversed(list(rows)):
+            rates[row].append(rows[row]())
     plain.close()
     for loop in loops.values():
         loop.close()

@@ -304,6 +304,8 @@ typedef struct tgpy_request {
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
+/* A str as UTF-8 for as long as the request; `what` names it where it is none. */
+bool tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text);
 void tgpy_request_fini(tgpy_request *request);
 
 /* ---- judgement.c: the four judging calls ---- */

@@ -587,18 +587,10 @@ add_keys(tgpy_request *request, PyObject *keys)
             PyErr_Format(PyExc_ValueError, "keys holds more than %d values", TG_PARTS_MAX);
             return false;
         }
-        PyObject *made[2] = { NULL, NULL };
         tg_part *part = &request->keys[to->key_count];
-        const bool read = PyUnicode_Check(name) && PyUnicode_Check(value) && tgpy_text(name, &part->kind, &made[0]) &&
-                          tgpy_text(value, &part->value, &made[1]);
-        const bool plain = !made[0] && !made[1];
-        Py_XDECREF(made[0]);
-        Py_XDECREF(made[1]);
-        if (!read || !plain) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_TypeError, "keys must be a dict of str without lone surrogates");
+        if (!tgpy_request_str(request, name, "a name in keys", &part->kind) ||
+            !tgpy_request_str(request, value, "a value in keys", &part->value))
             return false;
-        }
         to->key_count++;
     }
     to->keys = request->keys;

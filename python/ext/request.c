@@ -85,8 +85,8 @@ lookup(const tgpy_state *state, tgpy_request *request, PyObject *dict, tgpy_name
 }
 
 /* A str as UTF-8, held. */
-static bool
-read_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text)
+bool
+tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text)
 {
     PyObject *made = NULL;
     if (!PyUnicode_Check(object))
@@ -111,7 +111,7 @@ read_native(tgpy_request *request, PyObject *object, const char *what, tg_text *
         if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
             return false;
         PyErr_Clear();
-        return read_str(request, object, what, text);
+        return tgpy_request_str(request, object, what, text);
     }
     if (!hold(request, made))
         return false;
@@ -210,7 +210,7 @@ read_scope_user(tgpy_state *state, tgpy_request *request, PyObject *user)
             name = text;
         }
         if (name && PyUnicode_Check(name) && PyUnicode_GetLength(name) > 0)
-            return hold(request, name) && read_str(request, name, "scope[\"user\"]", &request->request.user);
+            return hold(request, name) && tgpy_request_str(request, name, "scope[\"user\"]", &request->request.user);
         Py_XDECREF(name);
     }
     return !PyErr_Occurred();
@@ -235,7 +235,7 @@ read_client(tgpy_request *request, PyObject *client)
     if (!PyUnicode_Check(host))
         return wrong_type("scope[\"client\"][0]", "str", host);
     tg_text text;
-    if (!hold(request, Py_NewRef(host)) || !read_str(request, host, "scope[\"client\"][0]", &text))
+    if (!hold(request, Py_NewRef(host)) || !tgpy_request_str(request, host, "scope[\"client\"][0]", &text))
         return false;
     request->request.peer = peer_of(text);
     /* No connection comes from port 0. uvicorn writes it where it has put the client of X-Forwarded-For in the peer's
@@ -341,10 +341,10 @@ static bool
 read_given(tgpy_request *request, PyObject *route, PyObject *user)
 {
     if (route && route != Py_None &&
-        (!hold(request, Py_NewRef(route)) || !read_str(request, route, "route", &request->request.route)))
+        (!hold(request, Py_NewRef(route)) || !tgpy_request_str(request, route, "route", &request->request.route)))
         return false;
     return !user || user == Py_None ||
-           (hold(request, Py_NewRef(user)) && read_str(request, user, "user", &request->request.user));
+           (hold(request, Py_NewRef(user)) && tgpy_request_str(request, user, "user", &request->request.user));
 }
 
 bool
@@ -376,7 +376,7 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
 
     /* From here on no Python code runs. */
     found = lookup(state, request, dict, NAME_method);
-    if (found && !read_str(request, found, "scope[\"method\"]", &to->method))
+    if (found && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
         return false;
     if (!found)
         to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
@@ -389,7 +389,7 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
     if (to->path.length == 0) { /* servers need not give it; `path` has been decoded */
         found = lookup(state, request, dict, NAME_path);
         tg_text decoded;
-        if (found && (!read_str(request, found, "scope[\"path\"]", &decoded) ||
+        if (found && (!tgpy_request_str(request, found, "scope[\"path\"]", &decoded) ||
                       !encode_path(request, (tg_text){ NULL, 0 }, decoded)))
             return false;
     }

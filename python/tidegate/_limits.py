@@ -5,13 +5,16 @@ Must not enter: frameworks, requests.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeAlias
 
 from tidegate._core import ConfigError, Gate, Limiter, ManualClock
@@ -167,14 +170,19 @@ async def _later(answer: Awaitable[Any], window_seconds: float | None) -> str:
     return rules_of_numbers(await answer, window_seconds)
 
 
+def _callers() -> Iterator[FrameType]:
+    """The frames further up. Not by f_back: where memory runs out that is None, with an exception left pending."""
+    with contextlib.suppress(ValueError):
+        for depth in itertools.count(1):
+            yield sys._getframe(depth)
+
+
 def _inside_a_request() -> bool:
     """Whether a request is being served further up: an ASGI or a WSGI one, or Flask's, or this is a thread that a server
     lends to endpoints. Looked for where a limit is made, which is once."""
     asyncio = sys.modules.get("asyncio")
     looped = asyncio is not None and asyncio._get_running_loop() is not None
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame in _callers():
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib"):
             return False  # a module's own, made once, though a request has asked for it: as Django does for its views

@@ -407,7 +407,7 @@ calls = [
     lambda: free.hit_async("a"),
     lambda: (decision.rules, decision.rule, decision.retry_after, decision.remaining, repr(decision)),
     lambda: _core.judge_asgi([one], scope, route="/\\ud800", user="u", prior=[kept]),
-    lambda: _core.judge_wsgi([one], environ, prior=(kept,)),
+    lambda: _core.judge_wsgi([one], environ, prior=(kept,), keys={"tenant": "\\ud800"}),
     lambda: (kept.fields, kept.fields_text, kept.body, repr(kept)),
     lambda: _core.client_address(scope, one),
     tidegate.ManualClock,

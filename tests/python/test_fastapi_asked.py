@@ -72,6 +72,28 @@ def test_by_may_be_a_callable_of_any_kind_and_nobody_is_401(app: FastAPI, limit:
     assert get(client, "/") == [401]
 
 
+@pytest.mark.parametrize("by", ["by", "user"])
+def test_whatever_str_a_callable_answers_with_is_counted_and_no_two_are_alike(
+    app: FastAPI, limit: Setting, by: str
+) -> None:
+    """Clients choose what json.loads gives, lone surrogates and NULs among it."""
+    said: list[str] = []
+
+    def who(conn: HTTPConnection) -> str:
+        return said[-1]
+
+    own = limit("1/minute", by=who) if by == "by" else limit("1/minute", by="user", user=who)
+    app.get("/", dependencies=[Depends(own)])(lambda: "ok")
+    client = TestClient(app)
+    texts = ["\udc80", "\udc81", "\ufffd", "a\0b", "a", "\0", "é", "x" * 70_000, "x" * 69_999 + "y", '{"a": 1}', "a+b|c"]
+    for text in texts:
+        said.append(text)
+        assert get(client, "/") == [200], text[:9]
+    for text in texts:
+        said.append(text)
+        assert get(client, "/") == [429], text[:9]
+
+
 def test_a_callable_stands_beside_other_dimensions_and_is_counted_by_its_name(app: FastAPI, limit: Setting) -> None:
     both = limit("2/minute", by=[tenant, "ip"], name="both")
     app.get("/", dependencies=[Depends(both)])(lambda: "ok")
