@@ -17,8 +17,8 @@ from tidegate import Decision, Limiter
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 import sentinel
 from cluster import wait_for
-from sentinel import Site
-from server import Lateness, Server
+from sentinel import Sentinel, Site
+from server import Lateness, Server, free_port
 
 
 @pytest.fixture
@@ -89,6 +89,35 @@ def test_of_three_sentinels_one_may_be_silent_and_one_dead(three: Site) -> None:
                 assert late.allows(time.monotonic() - began, 1)
 
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
+def test_a_sentinel_cut_off_for_good_that_names_a_dead_master_does_not_keep_anybody_from_the_others(
+    site: Site, tmp_path: Path, tasks: bool
+) -> None:
+    gone = Server(port=free_port())
+    gone.kill()
+    stale = Sentinel(tmp_path, gone, 99, 60_000)
+    try:
+        wait_for("a sentinel that is wrong", lambda: stale.names(gone))
+        one = Limiter("1000/hour", name="x", store=f"redis+sentinel://127.0.0.1:{stale.port},127.0.0.1:{site.port}/site")
+        with Lateness() as late:
+            for _ in range(3):
+                if not tasks:
+                    decided(one, late, 2)
+                else:
+                    asyncio.run(decided_by_a_task(one, late))
+                end_connections(site.master)
+    finally:
+        stale.close()
+        gone.close()
+
+
+async def decided_by_a_task(one: Limiter, late: Lateness) -> None:
+    began = time.monotonic()
+    while (await one.hit_async("a")).degraded:
+        assert late.allows(time.monotonic() - began, 2)
+        await asyncio.sleep(0.005)
 
 
 def survives(three: Site, late: Lateness, before: Callable[[], None]) -> None:
