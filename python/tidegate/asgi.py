@@ -199,7 +199,7 @@ def settling(state: RequestState, send: Send, pending: list[Pending]) -> Send:
 
 def is_test_client(scope: Mapping[str, Any]) -> bool:
     """Whether the client is Starlette's TestClient, which gives a word where an address belongs. No server does."""
-    return scope.get("client") == ("testclient", 50000)
+    return tuple(scope.get("client") or ()) == ("testclient", 50000)  # a list before Starlette 0.39
 
 
 def with_loopback_client(scope: Mapping[str, Any]) -> dict[str, Any]:
