@@ -201,7 +201,7 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
         goto done;
     }
     if (found) {
-        found->references++;
+        atomic_fetch_add(&found->references, 1);
         *store = found;
         goto done;
     }
@@ -220,7 +220,7 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
     made->private_kinds = options.private_kinds;
     memcpy(made->keyed, keyed, sizeof keyed);
     made->clock = options.clock;
-    made->references = 1;
+    atomic_store(&made->references, 1);
     made->next = registry;
     if (made->clock)
         tg_clock_retain(made->clock);
@@ -234,9 +234,7 @@ done:
 void
 tg__store_retain(tg_store *store)
 {
-    registry_hold();
-    store->references++;
-    registry_release();
+    atomic_fetch_add(&store->references, 1); /* the caller has one: it cannot go meanwhile */
 }
 
 void
@@ -244,8 +242,12 @@ tg_store_close(tg_store *store)
 {
     if (!store)
         return;
+    unsigned references = atomic_load(&store->references);
+    while (references > 1)
+        if (atomic_compare_exchange_weak(&store->references, &references, references - 1))
+            return;
     registry_hold();
-    const bool last = --store->references == 0;
+    const bool last = atomic_fetch_sub(&store->references, 1) == 1; /* else it has been opened again meanwhile */
     if (last)
         for (tg_store **link = &registry; *link; link = &(*link)->next)
             if (*link == store) {

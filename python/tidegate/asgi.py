@@ -199,7 +199,7 @@ def settling(state: RequestState, send: Send, pending: list[Pending]) -> Send:
 
 def is_test_client(scope: Mapping[str, Any]) -> bool:
     """Whether the client is Starlette's TestClient, which gives a word where an address belongs. No server does."""
-    return scope.get("client") == ("testclient", 50000)
+    return tuple(scope.get("client") or ()) == ("testclient", 50000)  # a list before Starlette 0.39
 
 
 def with_loopback_client(scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,17 +242,22 @@ def charge_by_outcome(scope: Scope, pending: Pending) -> None:
 
 
 def route_ahead(app: Any, scope: Mapping[str, Any]) -> str:
-    """The template that a request will meet in this application, found along `.app` and the router's routes."""
-    while app is not None:
+    """The template that a request will meet in this application, found along `.app` and the router's routes. Where it stands
+    in a route's or a mount's own middleware, the outermost router has begun already, and knows what is in front."""
+    router = scope.get("router")
+    root = str(scope.get("root_path", ""))
+    if router is not None:
+        root = str(scope.get("app_root_path", root))  # mounts lengthen the other
+    root = root.rstrip("/")
+    while router is None and app is not None:
         router = getattr(app, "router", None) or (app if hasattr(app, "routes") else None)
-        if router is not None:
-            path = str(scope["path"])
-            root = str(scope.get("root_path", "")).rstrip("/")
-            if root and (path == root or path.startswith(root + "/")):
-                path = path[len(root) :]
-            return table_of(router).match(path, str(scope.get("method", "GET"))) or UNROUTED
         app = getattr(app, "app", None)
-    return UNROUTED
+    if router is None:
+        return UNROUTED
+    path = str(scope["path"])
+    if root and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :]
+    return table_of(router).match(path, str(scope.get("method", "GET"))) or UNROUTED
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, judgement: Judgement) -> None:

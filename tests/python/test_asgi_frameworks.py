@@ -257,6 +257,53 @@ def test_a_stream_goes_out_piece_by_piece_as_it_is_made(setting: Setting) -> Non
     assert made == ["start", "body0", "body1", "body2", "body"]
 
 
+def test_a_route_and_a_mount_of_starlette_take_a_limit_as_middleware_of_their_own(setting: Setting) -> None:
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+
+    async def ok(request: Any) -> Any:
+        return PlainTextResponse("ok")
+
+    def limit(rules: str, name: str, by: str = "ip") -> Middleware:
+        return Middleware(TidegateMiddleware, limiter=setting.limiter(rules, name=name, by=by))
+
+    by_route = limit("1/minute", "by route", "ip+route")
+    below = [Route("/x", ok), Route("/y/{number}", ok)]
+    app = Starlette(
+        routes=[
+            Route("/one", ok, middleware=[limit("2/minute", "one")]),
+            Route("/free", ok),
+            Mount("/many", routes=below, middleware=[limit("3/minute", "many")]),
+            Route("/p/{number}", ok, middleware=[by_route]),
+            Route("/q", ok, middleware=[by_route]),
+            Mount("/m/{shop}", routes=below, middleware=[by_route]),
+            Mount("/n", routes=[Mount("/deep", routes=below, middleware=[by_route])]),
+        ]
+    )
+    for root in ("", "/behind"):
+        told = {
+            path: asked_with(app, root, path)
+            for path in ("/one", "/one", "/free", "/many/x", "/many/y/1", "/p/1", "/q", "/m/a/x", "/n/deep/x", "/m/a/y/1")
+        }
+        assert set(told.values()) == {200}, told
+        if root == "":
+            again = ["/one", "/p/2", "/q", "/m/b/x", "/n/deep/x", "/m/c/y/9"]
+            assert {path: asked_with(app, root, path) for path in again} == dict.fromkeys(again, 429)
+            assert [asked_with(app, root, path) for path in ("/many/x", "/many/x", "/many/nowhere")] == [200, 429, 429]
+            setting.clock.advance(60)
+
+
+def asked_with(app: Any, root: str, path: str) -> int:
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app, root_path=root, client=("192.0.2.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+            return (await client.get(root + path)).status_code
+
+    return asyncio.run(ask())
+
+
 def test_the_rules_file_and_limiters_stand_together_and_what_is_wrong_raises(setting: Setting) -> None:
     gate = setting.gate("policies: [{name: a, match: {path: /login}, rules: 1/minute}]\n")
     limited = TidegateMiddleware(starlette_app(), gate=gate, limiter=setting.limiter("3/minute", name="site"))

@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -462,6 +463,37 @@ def test_a_call_that_waits_inside_a_loop_warns_with_its_line(redis: Server) -> N
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning):
             asyncio.run(main())
+
+
+def test_a_loop_begins_at_once_while_another_thread_opens_a_store_that_is_silent(redis: Server, run: Run[None]) -> None:
+    one = Limiter("1000/hour", name="x", store=redis.patient)
+    one.hit("a")
+    opened: list[float] = []
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(redis.folder / "silent"))
+        silent.listen()
+
+        def opens() -> None:
+            began = time.monotonic()
+            Limiter("5/minute", name="y", store=f"redis+unix://{redis.folder}/silent")
+            opened.append(time.monotonic() - began)
+
+        async def main() -> None:
+            opening = threading.Thread(target=opens)
+            with MachineLateness() as late:
+                opening.start()
+                await asyncio.sleep(0.05)
+                assert not opened
+                began = time.monotonic()
+                first = one.hit_async("a")  # this loop's first: a client of its own is made
+                begun = time.monotonic() - began
+                assert not (await first).degraded
+                assert late.allows(begun, 0.02) and late.allows(time.monotonic() - began, 0.05)
+                assert not opened, "it was being opened all the while"
+            opening.join()
+
+        run(main())
+    assert opened and opened[0] > 0.2
 
 
 # ---- requests

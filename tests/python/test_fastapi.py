@@ -807,6 +807,18 @@ def test_what_is_switched_off_asks_no_store(nobody: str) -> None:
     assert statuses(client, "/", 100) == [200] * 100
 
 
+@pytest.mark.parametrize("client", [["testclient", 50000], ["192.0.2.1", 5000]])
+def test_a_client_may_be_a_list_as_in_older_test_clients(limit: Setting, client: list[Any]) -> None:
+    app = FastAPI()
+    install(app)
+    app.get("/", dependencies=[Depends(limit("2/minute"))])(lambda: "ok")
+
+    async def with_list(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "client": client}, receive, send)
+
+    assert statuses(TestClient(with_list), "/", 3) == [200, 200, 429]
+
+
 def test_missing_identity_has_the_answer_that_was_chosen(limit: Setting) -> None:
     app = FastAPI()
     for answer in ("reject 401", "reject 400", "shared"):

@@ -331,8 +331,10 @@ lose_connection(redis_async *client, tg_trouble trouble, const tg_error *error, 
     const bool was_ready = client->state == STATE_READY;
     drop_connection(client);
     tg__redis_begins_epoch(client->store);
-    if (!was_ready) /* no connection came about: those who wait for one hear why */
+    if (!was_ready) { /* no connection came about: those who wait for one hear why */
+        tg__redis_led_nowhere(client->store);
         queue_prepend(&lost, &client->waiting);
+    }
     for (size_t count = 0; lost.first;) {
         asked *call = queue_take(&lost);
         if (!call->finished && unsent && was_ready && call->repeats == 0) {

@@ -192,6 +192,7 @@ tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **taken
     if (trouble == TG__TROUBLE_NONE)
         trouble = tg__redis_greet(store, wire, deadline_us, error);
     if (trouble != TG__TROUBLE_NONE) {
+        tg__redis_led_nowhere(store);
         tg__pool_give(store, wire, false);
         return trouble;
     }

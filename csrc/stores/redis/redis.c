@@ -184,6 +184,13 @@ tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_ta
 }
 
 void
+tg__redis_led_nowhere(tg_redis_store *store)
+{
+    if (store->address.sentinel_count > 1)
+        atomic_fetch_add_explicit(&store->address.sentinel_turn, 1, memory_order_relaxed);
+}
+
+void
 tg__redis_begins_epoch(tg_redis_store *store)
 {
     tg_store *base = store->cluster ? (tg_store *)store->cluster : &store->base; /* base is its first member too */

@@ -63,6 +63,7 @@ typedef struct tg_redis_address {
     /* redis+sentinel: who is asked where the master is, for each new connection. `host` is then empty. */
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     size_t sentinel_count;
+    _Atomic unsigned sentinel_turn; /* who is asked first: another when the word of the last one led nowhere */
     char master[TG__SENTINEL_NAME_MAX + 1];
     /* redis+cluster: nodes to ask for the others. `host` is then empty. */
     tg_redis_host seeds[TG__SEEDS_MAX];
@@ -332,6 +333,8 @@ tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, 
                           size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
 /* The beginning of an answer of hit.lua or settle.lua: the first byte, and the server's time. */
 bool tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us);
+/* A connection has not come about: whichever sentinel was asked where to, another is asked first the next time. */
+void tg__redis_led_nowhere(tg_redis_store *store);
 /* What the store said before may no longer hold; of a node, what its cluster said. */
 void tg__redis_begins_epoch(tg_redis_store *store);
 /* Tells the breaker; TG_OK or TG_E_STORE. `brief`: as tg__question_time said. */

@@ -177,7 +177,9 @@ lookup_start(const tg_redis_address *address, uint64_t deadline_us, tg_error *er
     memcpy(lookup->server.host, address->host, sizeof lookup->server.host);
     lookup->server.port = address->port;
     lookup->sentinel_count = address->sentinel_count;
-    memcpy(lookup->sentinels, address->sentinels, sizeof lookup->sentinels);
+    const unsigned turn = atomic_load_explicit(&address->sentinel_turn, memory_order_relaxed);
+    for (size_t i = 0; i < lookup->sentinel_count; i++)
+        lookup->sentinels[i] = address->sentinels[(turn + i) % lookup->sentinel_count];
     memcpy(lookup->master, address->master, sizeof lookup->master);
     lookup->answered = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_attr_t detached;

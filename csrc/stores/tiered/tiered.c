@@ -645,7 +645,7 @@ adopt(tg_store *store, const char *name, const tg_store_options *options, tg_err
     store->clock = options->clock;
     if (store->clock)
         tg_clock_retain(store->clock);
-    store->references = 1;
+    atomic_store(&store->references, 1);
     return store->uri ? TG_OK : tg__error(error, TG_E_NOMEM, "tiered store: %zu bytes", strlen(name) + 1);
 }
 
