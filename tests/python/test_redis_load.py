@@ -1,6 +1,6 @@
 """What happens to Redis while it is asked by threads that wait, or by tasks that do not: it is stopped, killed and restarted
-empty, or failed over by a sentinel. No exception, no call beyond its deadline, back within 2 s, and counts that are exact but for
-the calls of which nobody knows. A cluster's moves under load are in test_redis_cluster.py."""
+empty, failed over by a sentinel, or a cluster's slots move. No exception, no call beyond its deadline, back within 2 s, and
+counts that are exact but for the calls of which nobody knows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 import sentinel
-from cluster import wait_for
+from cluster import Cluster, cluster, wait_for
 from sentinel import Site
 from server import MachineLateness, Server, server
-from test_redis_cluster import Load
+from test_redis_cluster import Load, names_on, slot_of
 
 NAMES = [f"name{i}" for i in range(12)]
 CALL = 0.06  # the deadline of 50 ms, and 10
@@ -36,6 +36,12 @@ def site() -> Iterator[Site]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with cluster() as some:
+        yield some
+
+
 def calm(load: Load, late: MachineLateness, since: float) -> None:
     """Redis is back since then: 2 s later all calls are decided by it."""
     time.sleep(2.2)
@@ -43,7 +49,7 @@ def calm(load: Load, late: MachineLateness, since: float) -> None:
     assert load.errors == []
 
 
-def check(load: Load, store: str, decided_before: dict[str, int], unknown_before: int = 0) -> None:
+def check(load: Load, store: str, decided_before: dict[str, int], unknown_before: int = 0, least: int = 200) -> None:
     """What Redis has counted is what it said, and at most once each what was not heard of."""
     used = load.used(store)
     unknown = load.unknown - unknown_before
@@ -51,7 +57,7 @@ def check(load: Load, store: str, decided_before: dict[str, int], unknown_before
         decided = load.decided[name] - decided_before.get(name, 0)
         assert decided <= count <= decided + unknown, name
     decided = sum(load.decided.values()) - sum(decided_before.values())
-    assert decided > 200 and decided <= sum(used.values()) <= decided + unknown
+    assert least < decided <= sum(used.values()) <= decided + unknown
 
 
 @WAYS
@@ -82,6 +88,18 @@ def test_a_redis_that_is_killed_under_load_and_comes_back_empty_counts_exactly_f
         calm(load, late, time.monotonic())
     assert late.allows(load.slowest, CALL)
     check(load, redis.patient, decided, unknown)
+
+
+@WAYS
+def test_slots_that_move_under_load_hold_up_no_call_beyond_its_deadline(three: Cluster, tasks: bool) -> None:
+    """That none is lost where there is time to follow them is held by test_redis_cluster.py."""
+    names = [name for part in range(3) for name in names_on(part, 4, "tasks" if tasks else "threads")]
+    with MachineLateness() as late, Load(three.uri, names, tasks=tasks) as load:
+        for there_and_back in (1, 0):
+            for i, name in enumerate(names):
+                three.move_slot(slot_of(name), three.primaries[(i // 4 + there_and_back) % 3])
+    assert late.allows(load.slowest, CALL)
+    check(load, three.patient, {}, least=60)
 
 
 @pytest.mark.parametrize(("planned", "tasks"), [(False, False), (False, True), (True, True)],

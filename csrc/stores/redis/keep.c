@@ -93,6 +93,7 @@ typedef struct tg_errand {
     uint64_t lasts_us;
     bool wants_counts;
     uint64_t patience_us; /* for a connection: 0 takes only what is free */
+    bool last;            /* somebody waits for it who closes the store: no longer than for a decision */
     bool full; /* set: no more overrides may stand */
 } tg_errand;
 
@@ -263,7 +264,8 @@ exchange_with(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, uint
 static tg_trouble
 exchange(tg_keeper *keeper, tg_errand *errand, tg_error *error)
 {
-    const uint64_t deadline_us = tg__monotonic_us() + EXCHANGE_US;
+    const uint64_t patience_us = errand->last && keeper->store->timeout_us < EXCHANGE_US ? keeper->store->timeout_us : EXCHANGE_US;
+    const uint64_t deadline_us = tg__monotonic_us() + patience_us;
     for (bool again = false;; again = true) {
         tg_redis_store *server = hold_server(keeper);
         if (!server) {
@@ -484,7 +486,7 @@ tick(tg_keeper *keeper, bool last)
         return; /* known not to answer: those who decide find out when it does again */
     pthread_mutex_lock(&keeper->talk);
     tg_errand errand = { .wants_counts = !last && tg__monotonic_us() < keeper->wanted_until_us,
-                         .patience_us = last ? EXCHANGE_US : 0 };
+                         .patience_us = last ? EXCHANGE_US : 0, .last = last };
     const tg_trouble trouble = exchange(keeper, &errand, &error);
     const uint64_t now_us = tg__monotonic_us();
     const bool grows = !last && now_us - keeper->growth_at_us >= GROWTH_EVERY_US;
