@@ -476,7 +476,8 @@ TG_API tg_status tg_limiter_hit_within(tg_limiter *limiter, const tg_dimension *
 #define TG_LEASE_US_MIN UINT64_C(1000000)      /* 1 s */
 #define TG_LEASE_US_MAX UINT64_C(86400000000)  /* a day */
 
-/* Units taken on an estimate, until somebody says what it really was. */
+/* Units taken on an estimate, until somebody says what it really was. Plain bytes; of all copies, a forked child's among
+ * them, one is settled: each settling moves the difference again once the lease has ended. */
 typedef struct tg_reservation {
     uint8_t id[16];        /* all zero: nothing is held (refused, degraded, or settled) */
     uint64_t until_us;     /* the store's clock: the lease's end */
@@ -490,7 +491,7 @@ typedef struct tg_reservation {
  * lease_us  TG_LEASE_US_MIN..TG_LEASE_US_MAX
  * TG_E_STORE: the store has no room for another lease, and allows nothing it could not give back. Nothing is taken, and the
  * decision is what on_store_failure says (degraded). A store that did not answer is TG_OK and degraded, as for a hit.
- * TG_E_UNSUPPORTED: this store keeps none (redis+cluster). */
+ * TG_E_UNSUPPORTED: this store keeps none (no table, no Redis). */
 TG_API tg_status tg_limiter_reserve(tg_limiter *limiter, const tg_dimension *dimensions, size_t dimension_count,
                                     uint64_t cost, uint64_t lease_us, tg_reservation *reservation, tg_error *error);
 /* Makes it `actual` units: gives back what was too much, or takes what was too little, beyond the limit if it must (the

@@ -129,6 +129,9 @@ def test_a_cluster_keeps_them_on_the_node_of_their_slot_wherever_that_moves(
             return {**policies[0]} if policies else {}
 
         site.within(3, lambda: (counts().get("allowed"), counts().get("denied")) == (3, 1))
+        for user in range(30):
+            site.ask(f"another{user}")
+        assert "\ntidegate_keys 31\n" in site.ok("stats", "--prometheus"), "of all nodes together"
         slot = nodes.primaries[0]("CLUSTER", "KEYSLOT", "tidegate")
         assert isinstance(slot, int)
         owner = nodes.owner(slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ sys.path[:0] = [str(ROOT / "tests" / "redis")]
 from cluster import cluster
 from sentinel import site
 from server import Server
+from test_redis_cluster import names_on
 from tls import Certificates, tls_server
 
 
@@ -111,3 +113,25 @@ def test_a_lost_connection_and_a_moved_slot_end_what_was_remembered(store: Store
         tiered.hit(f"other{i}")  # meets the closed connections
     plain.reset("a")
     assert tiered.hit("a")
+
+
+def test_a_flush_reaches_the_nodes_that_answer_when_one_does_not() -> None:
+    with cluster(timeout_ms=15_000) as some:
+        rule = "1000/hour fixed_window"
+        tiered = Limiter(rule, name="away", store=f"tiered+{some.uri}?timeout_ms=200&flush=300ms", on_store_failure="closed")
+        plain = Limiter(rule, name="away", store=some.patient)
+        lost, *well = names_on(1, 1) + names_on(0, 15) + names_on(2, 15)
+        for who in [lost, *well]:
+            while not tiered.hit(who):  # from here on it is known
+                time.sleep(0.01)
+        some.primaries[1].signal(signal.SIGSTOP)
+        try:
+            passed = {who: sum(bool(tiered.hit(who)) for _ in range(20)) for who in [lost, *well]}
+            end = time.monotonic() + 5
+            for who in well:
+                while plain.peek(who).remaining != 999 - passed[who]:
+                    assert time.monotonic() < end, "counted by those that answer"
+                    time.sleep(0.01)
+        finally:
+            some.primaries[1].signal(signal.SIGCONT)
+        assert all(count > 10 for count in passed.values())

@@ -123,7 +123,7 @@ tg__redis_answer_read(tg_text answer, tg_op op, const tg_target *targets, const 
             return false;
     }
     if (reading.at != reading.end ||
-        !tg__sights_tell(op, targets, first_of, target_count, denied, seen, now_us, said == 3 ? -1 : said == 1, results))
+        !tg__sights_tell(op, targets, first_of, target_count, denied, seen, now_us, said == 3 && denied ? -1 : said == 1, results))
         return false;
     *server_now_us = now_us;
     for (size_t i = 0; i < target_count; i++)
