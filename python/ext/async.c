@@ -60,6 +60,8 @@ typedef struct question {
     void (*release)(struct question *question); /* of what stands behind; may be NULL */
 } question;
 
+#define EARLY_US 5000 /* that a loop's timer may be: uvloop's are by up to 1.5 ms */
+
 /* ---- forks ---- */
 
 static unsigned process_generation;
@@ -199,7 +201,8 @@ wake(void *data, uint64_t in_us)
     self->due_us = in_us == UINT64_MAX ? 0 : now_us() + in_us;
     if (!self->loop || in_us == UINT64_MAX)
         return;
-    PyObject *seconds = PyFloat_FromDouble((double)in_us / 1e6);
+    /* uvloop's timers count whole milliseconds, from the last one that was whole: rounded up here, not to the nearest there. */
+    PyObject *seconds = PyFloat_FromDouble((double)((in_us + 999) / 1000) / 1e3);
     told(seconds ? PyObject_CallMethodObjArgs(self->loop, self->state->names[NAME_call_later], seconds, self->on_wake, NULL)
                  : NULL,
          self->loop);
@@ -227,8 +230,10 @@ static PyObject *
 loop_wakes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     tgpy_loop *self = (tgpy_loop *)object;
-    if (!self->client || self->due_us == 0 || now_us() + 1000 < self->due_us)
-        Py_RETURN_NONE; /* another timer stands for the wish that holds */
+    /* What is this early, another timer stands for. What is less early may be the very one that does: passed over, no other
+     * would come, and whoever waits would wait for good. Waking the client too early costs it a look. */
+    if (!self->client || self->due_us == 0 || now_us() + EARLY_US < self->due_us)
+        Py_RETURN_NONE;
     self->due_us = 0;
     tg_async_wake(self->client);
     return done_for_now(self);

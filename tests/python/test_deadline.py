@@ -208,3 +208,22 @@ def test_a_question_that_has_little_of_a_deadline_left_does_not_open_the_breaker
             assert not (await limiter.hit_async("a")).degraded or late.worst > 0.004
 
     asyncio.run(main())
+
+
+def test_a_timer_that_comes_a_little_early_is_not_the_last_one(redis: Server, run: Run) -> None:
+    """uvloop counts whole milliseconds, so a timer may come before what it was set for: the second call of each pair has one
+    that was set in the middle of a millisecond."""
+    limiters = [Limiter("1000000/hour", store=f"{redis.uri}?timeout_ms={50 + number}") for number in range(16)]
+
+    async def main() -> None:
+        for limiter in limiters:
+            assert not (await limiter.hit_async("a")).degraded
+        redis.signal(signal.SIGSTOP)
+        calls = [limiter.hit_async("a") for limiter in limiters]
+        for number, limiter in enumerate(limiters):
+            time.sleep(0.00037 if number % 2 else 0.00071)
+            calls.append(limiter.hit_async("a"))
+        decisions = await asyncio.wait_for(asyncio.gather(*calls), 5)
+        assert all(decision.degraded for decision in decisions)
+
+    run(main())

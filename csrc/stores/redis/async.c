@@ -4,7 +4,8 @@
  *
  * Life of a call: *waiting* until there is a greeted connection, then its words are in `out` and it stands in the
  * *queue* of replies to come. It is *finished* when its `done` has been called or it was cancelled; what stands in
- * the queue stays there, finished or not, until its reply has come, for replies come in the order of the calls.
+ * the queue stays there, finished or not, until its reply has come, for replies come in the order of the calls. When the
+ * connection is lost, it stands in *ending* until its turn comes to be told.
  *
  * Must not enter: what replies mean; that is said where it is for calls that wait. */
 #include "stores/redis/async.h"
@@ -16,8 +17,12 @@
 #include <sys/socket.h>
 
 #define FLUSH_EVERY 16 /* calls: the server then works on these while the next are written */
-#define READ_BYTES 32768
-#define READS_BEFORE_LATE 8
+/* What one turn of the loop may be held for, so that others get their turns in between: the rest follows in the next. An answer
+ * of a call is some microseconds for whoever asked, and all that wait may be answered, or given up, at one instant. */
+#define ENDS_AT_ONCE 256
+#define SENDS_AT_ONCE 512
+#define READ_BYTES 16384
+#define READS_BEFORE_LATE 32
 #define WAKE_NEVER UINT64_MAX
 
 typedef struct redis_async redis_async;
@@ -45,6 +50,8 @@ struct asked {
     bool put; /* its words were put behind those of the others, once */
     tg_begun *beginning; /* while its beginning has not returned */
     tg_node_call *how; /* of a cluster's node; NULL */
+    uint8_t why; /* tg_trouble: it stands in `ending` for that */
+    bool known;  /* that trouble has been heard of from others already */
     uint8_t repeats; /* after NOSCRIPT, or on another connection when nothing had gone out */
     tg_call plan;
 };
@@ -79,6 +86,11 @@ struct redis_async {
     bool watches_write;
 
     tg_queue waiting, queue;
+    tg_queue ending; /* lost with their connection, and to be told so */
+    tg_error ending_why;
+    unsigned ends_left; /* in this turn */
+    unsigned reads_before_late;
+    bool read_ahead; /* by TLS, perhaps: no descriptor tells of it */
     asked *live_first, *live_last;
     asked *spare; /* finished ones, for reuse */
     size_t pending;       /* in waiting and queue */
@@ -174,7 +186,8 @@ release(redis_async *client, asked *call)
 static void
 enter(redis_async *client)
 {
-    client->depth++;
+    if (client->depth++ == 0)
+        client->ends_left = ENDS_AT_ONCE;
 }
 
 static void
@@ -217,7 +230,7 @@ finish(redis_async *client, asked *call, tg_trouble trouble, tg_error *error)
     tg_status status = TG_E_STORE;
     if (call->how) /* refused whole, or not put into words yet */
         call->how->unsent = trouble == TG__TROUBLE_PAUSED || (trouble == TG__TROUBLE_LINK && !call->put);
-    if (client->closing) { /* says nothing of Redis */
+    if (client->closing || call->known) { /* says nothing of Redis, or nothing new */
         give_up_probe(client, call);
         error->status = TG_E_STORE;
     } else {
@@ -247,11 +260,18 @@ watch(redis_async *client, int fd, bool writable)
         client->loop.watch(client->loop.data, fd, true, writable);
 }
 
+/* Something is left over from this turn of the loop. */
+static bool
+has_more(const redis_async *client)
+{
+    return client->ending.first || (client->state == STATE_READY && (client->waiting.first || client->read_ahead));
+}
+
 /* One timer, for the earliest deadline. Not moved for every call: it goes off, finds nothing late, and is set again. */
 static void
 set_timer(redis_async *client)
 {
-    uint64_t at_us = client->live_first ? client->live_first->deadline_us : WAKE_NEVER;
+    uint64_t at_us = has_more(client) ? 0 : client->live_first ? client->live_first->deadline_us : WAKE_NEVER;
     if (client->state > STATE_ASLEEP && client->state < STATE_READY && client->connects_until_us < at_us)
         at_us = client->connects_until_us;
     if (at_us == WAKE_NEVER || client->wakes_at_us <= at_us)
@@ -278,10 +298,25 @@ drop_connection(redis_async *client)
     client->out_length = client->out_sent = 0;
     client->unflushed = 0;
     client->gone_out = 0;
+    client->read_ahead = false;
     memset(client->texts_under_way, 0, sizeof client->texts_under_way);
 }
 
 static void connect_for_waiting(redis_async *client);
+
+/* Tells those whose connection is lost, as many as this turn has room for. */
+static void
+end_some(redis_async *client)
+{
+    while (client->ending.first && (client->ends_left > 0 || client->closing)) {
+        asked *call = queue_take(&client->ending);
+        if (!call->finished && client->ends_left > 0)
+            client->ends_left--;
+        tg_error told = client->ending_why;
+        finish(client, call, (tg_trouble)call->why, &told);
+        release(client, call);
+    }
+}
 
 /* Those in the queue will get no reply. With `unsent` not one byte of theirs has gone out: they wait for another
  * connection, once, as a call that waits does. */
@@ -300,26 +335,21 @@ lose_connection(redis_async *client, tg_trouble trouble, const tg_error *error, 
         tg__redis_led_nowhere(client->store);
         queue_prepend(&lost, &client->waiting);
     }
-    for (asked *call; (call = queue_take(&lost));) {
+    for (size_t count = 0; lost.first;) {
+        asked *call = queue_take(&lost);
         if (!call->finished && unsent && was_ready && call->repeats == 0) {
             call->repeats++;
             queue_put(&kept, call);
             continue;
         }
-        tg_error told = *error;
-        finish(client, call, trouble, &told);
-        release(client, call);
+        call->why = (uint8_t)trouble;
+        call->known = count++ >= ENDS_AT_ONCE && !call->probe; /* told later, and things may be better then */
+        queue_put(&client->ending, call);
     }
-    while (client->closing && kept.first) { /* a `done` has closed it */
-        asked *call = queue_take(&kept);
-        tg_error told = *error;
-        finish(client, call, trouble, &told);
-        release(client, call);
-    }
-    if (client->closing)
-        return;
+    client->ending_why = *error;
     queue_prepend(&client->waiting, &kept);
-    if (client->state == STATE_ASLEEP)
+    end_some(client);
+    if (!client->closing && client->state == STATE_ASLEEP)
         connect_for_waiting(client);
 }
 
@@ -428,10 +458,11 @@ flush_now_or_later(redis_async *client)
     }
 }
 
+/* The rest with the next turn. */
 static void
 send_waiting(redis_async *client)
 {
-    while (client->state == STATE_READY && client->waiting.first) {
+    for (unsigned left = SENDS_AT_ONCE; left > 0 && client->state == STATE_READY && client->waiting.first; left--) {
         asked *call = queue_take(&client->waiting);
         if (call->finished || !put_call(client, call, false))
             release(client, call);
@@ -472,6 +503,8 @@ secure_on(redis_async *client)
     tg_error error;
     short wants;
     const tg_trouble trouble = tg__tls_handshake(&client->wire, &wants, &error);
+    if (trouble != TG__TROUBLE_NONE)
+        tg__wire_not_secured(&client->store->address, &error);
     if (trouble != TG__TROUBLE_NONE)
         lose_connection(client, trouble, &error, false);
     else if (wants)
@@ -625,23 +658,13 @@ hear_reply(redis_async *client, const redisReply *reply)
         lose_connection(client, meant, &others, false);
 }
 
-/* false: nothing more is to be read now. */
+/* What has been read, reply by reply. false: the connection was lost over it. */
 static bool
-hear_some(redis_async *client)
+take_replies(redis_async *client, const char *bytes, size_t length)
 {
-    char bytes[READ_BYTES];
     tg_error error;
-    size_t got;
-    short wants;
-    tg_trouble trouble = tg__wire_read(&client->wire, bytes, sizeof bytes, &got, &wants, &error);
-    if (trouble != TG__TROUBLE_NONE) {
-        lose_connection(client, trouble, &error, client->gone_out == 0);
-        return false;
-    }
-    if (wants)
-        return false;
     redisReader *const reader = client->wire.reader;
-    trouble = tg__wire_feed(&client->wire, bytes, got, &error);
+    tg_trouble trouble = tg__wire_feed(&client->wire, bytes, length, &error);
     while (client->wire.reader == reader) { /* else a reply has ended this connection */
         redisReply *reply = NULL;
         if (trouble == TG__TROUBLE_NONE)
@@ -651,7 +674,7 @@ hear_some(redis_async *client)
             return false;
         }
         if (!reply)
-            return client->wire.tls != NULL; /* what TLS has read ahead no descriptor tells of */
+            return true;
         if (client->state == STATE_GREETING)
             hear_greeting(client, reply);
         else
@@ -661,11 +684,29 @@ hear_some(redis_async *client)
     return false;
 }
 
-static void
+/* As much as one turn has room for; the rest the descriptor tells of again, or `read_ahead`. false: nothing has come. */
+static bool
 hear(redis_async *client)
 {
-    while (hear_some(client))
-        continue;
+    char bytes[READ_BYTES];
+    tg_error error;
+    size_t heard = 0, got;
+    short wants;
+    do {
+        const tg_trouble trouble = tg__wire_read(&client->wire, bytes, sizeof bytes, &got, &wants, &error);
+        client->read_ahead = false;
+        if (trouble != TG__TROUBLE_NONE) {
+            lose_connection(client, trouble, &error, client->gone_out == 0);
+            return true;
+        }
+        if (wants)
+            return heard > 0;
+        heard += got;
+        if (!take_replies(client, bytes, got))
+            return true;
+    } while (client->wire.tls && heard < READ_BYTES);
+    client->read_ahead = client->wire.tls != NULL; /* perhaps: what TLS has taken no descriptor tells of */
+    return true;
 }
 
 /* ---- called from outside ---- */
@@ -694,22 +735,16 @@ async_close(tg_store_async *base)
         tg_error error;
         tg__error(&error, TG_E_STORE, "redis: the client was closed");
         lose_connection(client, TG__TROUBLE_REFUSED, &error, false);
-        tg_queue waiting = client->waiting;
-        if (waiting.count == 0)
-            queue_init(&waiting);
-        queue_init(&client->waiting);
-        for (asked *call; (call = queue_take(&waiting));) {
-            tg_error told = error;
-            finish(client, call, TG__TROUBLE_REFUSED, &told);
-            release(client, call);
-        }
+        queue_prepend(&client->ending, &client->waiting);
+        end_some(client);
         if (client->wakes_at_us != WAKE_NEVER)
             client->loop.wake(client->loop.data, UINT64_MAX);
     } else {
         /* The loop is the parent's copy; the connection is only let go of here. */
         tg__wire_close(&client->wire);
-        for (tg_queue *queue = &client->waiting; queue; queue = queue == &client->waiting ? &client->queue : NULL)
-            for (asked *call; (call = queue_take(queue));)
+        tg_queue *const queues[] = { &client->waiting, &client->queue, &client->ending };
+        for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
+            for (asked *call; (call = queue_take(queues[i]));)
                 release(client, call);
         if (client->addresses)
             freeaddrinfo(client->addresses);
@@ -780,7 +815,7 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
     enter(client);
     client->pending++;
     live_add(client, call);
-    if (client->state == STATE_READY) {
+    if (client->state == STATE_READY && !client->waiting.first) {
         if (!put_call(client, call, false))
             release(client, call);
         else
@@ -890,15 +925,23 @@ async_wake(tg_store_async *base)
         return;
     enter(client);
     const uint64_t now_us = tg__monotonic_us();
-    bool late = false;
-    /* A loop that was held up comes with the timer first: what has been answered meanwhile is no fault of Redis. */
-    for (int reads = 0; reads < READS_BEFORE_LATE && client->state == STATE_READY && client->live_first &&
-                        client->live_first->deadline_us <= now_us; reads++)
+    bool late = false, hears = false;
+    end_some(client);
+    if (!client->closing && client->state == STATE_READY && client->waiting.first)
+        send_waiting(client);
+    if (!client->closing && client->state >= STATE_GREETING && client->read_ahead)
         hear(client);
-    while (!client->closing && client->live_first && client->live_first->deadline_us <= now_us) {
+    /* A loop that was held up comes with the timer first: what has been answered meanwhile is no fault of Redis. */
+    if (client->state != STATE_READY || !client->live_first || client->live_first->deadline_us > now_us)
+        client->reads_before_late = 0;
+    else if (!client->closing && client->reads_before_late < READS_BEFORE_LATE)
+        hears = hear(client) && client->reads_before_late++ < READS_BEFORE_LATE;
+    while (!client->closing && !hears && client->ends_left > 0 && client->live_first &&
+           client->live_first->deadline_us <= now_us) {
         tg_error error;
         tg__error(&error, TG_E_STORE, "%s: no answer in time", client->store->address.shown);
         late = true;
+        client->ends_left--;
         finish(client, client->live_first, TG__TROUBLE_TIMEOUT, &error);
     }
     if (client->closing) {
@@ -941,6 +984,7 @@ tg__redis_async_open_node(tg_redis_store *node, const tg_async_loop *loop, tg_st
     client->wakes_at_us = WAKE_NEVER;
     queue_init(&client->waiting);
     queue_init(&client->queue);
+    queue_init(&client->ending);
     *opened = &client->base;
     return TG_OK;
 }

@@ -1365,11 +1365,11 @@ tg__cluster_begin_child(tg_cluster *cluster)
 
 /* What a person has to change is an error now, at whichever node it shows. Nodes that are not there are none. */
 static tg_status
-look_at_cluster(tg_cluster *cluster, tg_error *error)
+look_at_cluster(tg_cluster *cluster, uint64_t began_us, tg_error *error)
 {
     tg_error seen = { .status = TG_OK };
     const uint64_t wait_us = cluster->timeout_us > OPEN_DEADLINE_US ? cluster->timeout_us : OPEN_DEADLINE_US;
-    const uint64_t deadline_us = tg__monotonic_us() + wait_us;
+    const uint64_t deadline_us = began_us + wait_us;
     tg_redis_keyring keyring;
     tg_trouble trouble = tg__cluster_refresh(cluster, NULL, deadline_us, &seen);
     bool failing = trouble != TG__TROUBLE_NONE;
@@ -1405,6 +1405,7 @@ look_at_cluster(tg_cluster *cluster, tg_error *error)
 tg_status
 tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_store **opened, tg_error *error)
 {
+    const uint64_t began_us = tg__monotonic_us();
     tg_cluster *cluster = calloc(1, sizeof *cluster);
     if (!cluster)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *cluster);
@@ -1444,7 +1445,7 @@ tg__cluster_open(const tg_store_uri *uri, const tg_store_options *options, tg_st
             status = tg__error(error, TG_E_NOMEM, "redis: what is kept for operators");
     }
     if (status == TG_OK)
-        status = look_at_cluster(cluster, error);
+        status = look_at_cluster(cluster, began_us, error);
     if (status == TG_OK) {
         *opened = &cluster->base;
         cluster = NULL;

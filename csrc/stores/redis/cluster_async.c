@@ -16,6 +16,7 @@
 
 #define WAKE_NEVER UINT64_MAX
 #define TRIES_MAX 8
+#define GO_ON_AT_ONCE 256  /* the rest with the next turn of the loop: others have theirs in between */
 #define GIVES_FOR_US 1000 /* at least: eight slots are then given back within 10 ms of any deadline */
 #define SCOUT_RESTS_US 50000 /* what it has found, or not, holds so long */
 
@@ -68,8 +69,10 @@ typedef struct deciding {
     size_t at;       /* which part */
     unsigned tries, pauses;
     bool map_asked;  /* for this part */
-    bool scouted;    /* waits for the scout */
-    uint64_t again_at_us; /* waits until then; 0: does not */
+    struct deciding *beside, *behind; /* in the list that it is parked in */
+    struct deciding **parked_in;      /* the client's `parked` or `due`; NULL: waits for a node, or is on its way */
+    uint64_t again_at_us; /* parked until then; 0: until the scout is back, or the deadline has come */
+    bool late;            /* due because its deadline has come */
     tg_node *node;   /* held: where a redirection leads, or who is being asked */
     tg_node *missed; /* who did not answer when the scout was sent: not held, only compared */
     tg_node_call how;
@@ -97,6 +100,8 @@ struct cluster_async {
     node_client *nodes[TG__NODES_MAX];
     size_t node_count;
     deciding *first, *spare;
+    deciding *parked, *due; /* that wait, and that can go on as soon as a turn has room */
+    uint64_t parked_until_us; /* none of those that are parked goes on before */
     size_t pending;
     scout *scout;
     uint64_t scouted_at_us;
@@ -218,11 +223,10 @@ set_timer(cluster_async *client)
     for (size_t i = 0; i < client->node_count; i++)
         if (client->nodes[i]->wakes_at_us < at_us)
             at_us = client->nodes[i]->wakes_at_us;
-    for (const deciding *one = client->first; one; one = one->next) {
-        const uint64_t mine_us = one->scouted ? one->deadline_us : one->again_at_us ? one->again_at_us : WAKE_NEVER;
-        if (mine_us < at_us)
-            at_us = mine_us;
-    }
+    if (client->parked && client->parked_until_us < at_us)
+        at_us = client->parked_until_us;
+    if (client->due)
+        at_us = 0;
     if (at_us == WAKE_NEVER || client->wakes_at_us <= at_us)
         return;
     client->wakes_at_us = at_us;
@@ -337,9 +341,51 @@ leave(cluster_async *client)
 }
 
 static void
+unpark(deciding *one)
+{
+    if (!one->parked_in)
+        return;
+    *(one->beside ? &one->beside->behind : one->parked_in) = one->behind;
+    if (one->behind)
+        one->behind->beside = one->beside;
+    one->parked_in = NULL;
+}
+
+static void
+park(deciding *one, deciding **in)
+{
+    unpark(one);
+    one->parked_in = in;
+    one->beside = NULL;
+    one->behind = *in;
+    if (one->behind)
+        one->behind->beside = one;
+    *in = one;
+}
+
+/* Until when a decision that is parked waits at most. */
+static uint64_t
+parked_until(const deciding *one)
+{
+    return one->again_at_us ? one->again_at_us : one->deadline_us;
+}
+
+/* For the scout, or for a moment. */
+static void
+park_until(deciding *one, uint64_t again_at_us)
+{
+    cluster_async *client = one->client;
+    one->again_at_us = again_at_us;
+    if (!client->parked || parked_until(one) < client->parked_until_us)
+        client->parked_until_us = parked_until(one);
+    park(one, &client->parked);
+}
+
+static void
 take_out(deciding *one)
 {
     cluster_async *client = one->client;
+    unpark(one);
     *(one->before ? &one->before->next : &client->first) = one->next;
     if (one->next)
         one->next->before = one->before;
@@ -546,9 +592,11 @@ find_slots(deciding *one)
 static bool
 wait_for_scout(deciding *one)
 {
-    one->scouted = !one->map_asked && send_scout(one->client);
+    const bool waits = !one->map_asked && send_scout(one->client);
     one->map_asked = true;
-    return one->scouted;
+    if (waits)
+        park_until(one, 0);
+    return waits;
 }
 
 /* One step after another until something has to be waited for, or all is done. */
@@ -656,7 +704,7 @@ moved(void *data, const char *reply)
             one->node = one->asked->node; /* with ASKING where that was how */
             one->node->users++;
             pthread_mutex_unlock(&client->cluster->lock);
-            one->again_at_us = now_us + pause_us;
+            park_until(one, now_us + pause_us);
             set_timer(client);
             return;
         }
@@ -682,7 +730,6 @@ moved(void *data, const char *reply)
 static void
 go_on_after_scout(deciding *one, bool late)
 {
-    one->scouted = false;
     if (!one->split && !late) {
         advance(one);
         return;
@@ -703,19 +750,44 @@ go_on_after_scout(deciding *one, bool late)
         conclude(one, TG_E_STORE);
 }
 
+/* Of those that are parked; `scout_back`: all that wait for it. */
+static void
+find_due(cluster_async *client, uint64_t now_us, bool scout_back)
+{
+    client->parked_until_us = WAKE_NEVER;
+    for (deciding *one = client->parked, *behind; one; one = behind) {
+        behind = one->behind;
+        const bool found = scout_back && !one->again_at_us;
+        one->late = !found && parked_until(one) <= now_us;
+        if (found || one->late)
+            park(one, &client->due);
+        else if (parked_until(one) < client->parked_until_us)
+            client->parked_until_us = parked_until(one);
+    }
+}
+
+static void
+go_on_with_due(cluster_async *client)
+{
+    deciding *one;
+    for (unsigned left = GO_ON_AT_ONCE; left > 0 && !client->closing && (one = client->due) != NULL; left--) {
+        unpark(one);
+        if (!one->again_at_us) {
+            go_on_after_scout(one, one->late);
+            continue;
+        }
+        one->again_at_us = 0;
+        one->tries--; /* bounded by the deadline */
+        advance(one);
+    }
+}
+
 static void
 after_scout(cluster_async *client)
 {
     end_scout(client);
-    /* Answers may begin and cancel others: each time from the front. */
-    for (deciding *one = client->first; one && !client->closing;) {
-        if (one->scouted) {
-            go_on_after_scout(one, false);
-            one = client->first;
-        } else {
-            one = one->next;
-        }
-    }
+    find_due(client, tg__monotonic_us(), true);
+    go_on_with_due(client);
     if (!client->closing && client->depth == 1)
         drop_left_nodes(client);
 }
@@ -761,12 +833,13 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
     one->charges_until_us = tg__cluster_charges_until(deadline_us);
     one->manual_now_us = manual_now_us;
     one->denied = plan.denied;
-    one->split = one->refused = one->concluded = one->scouted = one->map_asked = false;
+    one->split = one->refused = one->concluded = one->map_asked = one->late = false;
     one->beginning = true;
     one->status = TG_OK;
     one->error = (tg_error){ .status = TG_OK };
     one->tries = one->pauses = 0;
     one->again_at_us = 0;
+    one->parked_in = NULL;
     one->node = one->missed = NULL;
     one->how = (tg_node_call){ .brief = brief };
     one->asked = NULL;
@@ -865,8 +938,7 @@ async_cancel(tg_store_async *base, tg_store_call *call)
     }
     if (one->call || one->phase != PHASE_CHARGE)
         return;
-    one->scouted = false; /* it waited to charge another */
-    one->again_at_us = 0;
+    unpark(one); /* it waited to charge another */
     next_part(one, PHASE_GIVE, charged_part(one, 0));
     enter(client);
     advance(one);
@@ -905,19 +977,9 @@ async_wake(tg_store_async *base)
             client->nodes[i]->wakes_at_us = WAKE_NEVER;
             client->nodes[i]->inner->ops->wake(client->nodes[i]->inner);
         }
-    for (deciding *one = client->first; one && !client->closing;) {
-        if (one->again_at_us && one->again_at_us <= now_us) {
-            one->again_at_us = 0;
-            one->tries--; /* bounded by the deadline */
-            advance(one);
-        } else if (one->scouted && one->deadline_us <= now_us) {
-            go_on_after_scout(one, true);
-        } else {
-            one = one->next;
-            continue;
-        }
-        one = client->first;
-    }
+    if (client->parked && client->parked_until_us <= now_us)
+        find_due(client, now_us, false);
+    go_on_with_due(client);
     leave(client);
 }
 

@@ -469,15 +469,40 @@ tg__redis_choose_secret(tg_text named, char secret[SECRET_BYTES], bool *given, t
     return TG_OK;
 }
 
+/* A Redis without TLS says nothing to a TLS greeting: it waits for the end of a line. */
+static bool
+speaks_plainly(const tg_redis_address *address, uint64_t until_us)
+{
+    static char words[] = "PING\r\n";
+    tg_redis_address plain = *address;
+    tg_redis_wire wire = { .fd = -1 };
+    redisReply *reply = NULL;
+    plain.tls = NULL;
+    const bool answers =
+        tg__wire_open(&wire, &plain, until_us, NULL) == TG__TROUBLE_NONE &&
+        tg__wire_send(&wire, &(struct iovec){ words, sizeof words - 1 }, 1, until_us, NULL, NULL) == TG__TROUBLE_NONE &&
+        tg__wire_reply(&wire, until_us, &reply, NULL) == TG__TROUBLE_NONE; /* "+PONG", "-NOAUTH ..." */
+    if (reply)
+        freeReplyObject(reply);
+    tg__wire_close(&wire);
+    return answers;
+}
+
 /* What a person has to change is an error now. A Redis that is not there yet is none: the site starts, and
  * on_store_failure decides until it is. */
 static tg_status
-look_at_server(tg_redis_store *store, tg_error *error)
+look_at_server(tg_redis_store *store, uint64_t began_us, tg_error *error)
 {
     tg_error seen = { .status = TG_OK };
     const uint64_t wait_us = store->timeout_us > OPEN_DEADLINE_US ? store->timeout_us : OPEN_DEADLINE_US;
+    const uint64_t until_us = began_us + wait_us;
+    /* Some of it is kept for finding out why TLS is not answered. */
+    const bool asks_plainly = store->address.tls && store->address.sentinel_count == 0;
     tg_redis_wire *wire = NULL;
-    const tg_trouble trouble = tg__pool_take(store, tg__monotonic_us() + wait_us, &wire, &seen);
+    const tg_trouble trouble = tg__pool_take(store, asks_plainly ? until_us - wait_us / 5 : until_us, &wire, &seen);
+    if (trouble == TG__TROUBLE_TIMEOUT && asks_plainly && speaks_plainly(&store->address, until_us))
+        tg__error(&seen, TG_E_CONFIG, "%s: TLS: the server there does not speak TLS (redis:// is without)",
+                  store->address.shown);
     if (trouble == TG__TROUBLE_NONE) {
         tg__pool_give(store, wire, true);
         return TG_OK;
@@ -511,6 +536,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
 {
     if (tg__text_is(uri->scheme, "redis+cluster") || tg__text_is(uri->scheme, "rediss+cluster"))
         return tg__cluster_open(uri, options, opened, error);
+    const uint64_t began_us = tg__monotonic_us(); /* reading the system's certificates takes a share of it, too */
     tg_redis_store *store = calloc(1, sizeof *store);
     if (!store)
         return tg__error(error, TG_E_NOMEM, "redis: %zu bytes", sizeof *store);
@@ -543,7 +569,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     if (status == TG_OK)
         status = tg__pool_init(store, error);
     if (status == TG_OK)
-        status = look_at_server(store, error);
+        status = look_at_server(store, began_us, error);
     if (status == TG_OK) {
         *opened = &store->base;
         store = NULL;

@@ -133,6 +133,9 @@ tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *add
 /* After connecting: where the address asks for TLS, its beginning. Then tg__tls_handshake until it wants nothing. */
 tg_trouble tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
 
+/* What went wrong in it is then said of this server by name. */
+void tg__wire_not_secured(const tg_redis_address *address, tg_error *error);
+
 /* ---- TLS: see tls.c ---- */
 
 bool tg__tls_available(void);

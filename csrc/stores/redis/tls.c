@@ -265,7 +265,7 @@ explain(tg_redis_wire *wire, int result, const char *what, short *wants, tg_erro
                   reason(why, sizeof why));
         trouble = TG__TROUBLE_SETUP;
     } else if (which == SSL_R_WRONG_VERSION_NUMBER || which == SSL_R_PACKET_LENGTH_TOO_LONG) {
-        tg__error(error, TG_E_CONFIG, "redis: TLS: what answers there does not speak TLS (redis:// is without)");
+        tg__error(error, TG_E_CONFIG, "redis: TLS: the server there does not speak TLS (redis:// is without)");
         trouble = TG__TROUBLE_SETUP;
     } else if (which == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
         tg__error(error, TG_E_STORE, "redis: the server closed the connection");

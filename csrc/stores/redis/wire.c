@@ -107,7 +107,9 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
     tg_error error;
     const char *said = NULL;
     if (tg__wire_open(&wire, &address, until_us, &error) != TG__TROUBLE_NONE)
-        said = address.tls ? error.message : "is not reached";
+        said = !address.tls                                               ? "is not reached"
+               : strncmp(error.message, address.shown, strlen(address.shown)) == 0 ? error.message + strlen(address.shown) + 2
+                                                                          : error.message;
     else if (tg__wire_send(&wire, &(struct iovec){ bytes, resp.length }, 1, until_us, NULL, &error) != TG__TROUBLE_NONE ||
              tg__wire_reply(&wire, until_us, &reply, &error) != TG__TROUBLE_NONE)
         said = "does not answer";
@@ -375,12 +377,25 @@ tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_e
                         : TG__TROUBLE_NONE;
 }
 
+void
+tg__wire_not_secured(const tg_redis_address *address, tg_error *error)
+{
+    static const char nameless[] = "redis: TLS: ";
+    char said[sizeof error->message];
+    if (!error || strncmp(error->message, nameless, sizeof nameless - 1) != 0)
+        return;
+    snprintf(said, sizeof said, "%s: %.150s", address->shown, error->message + sizeof "redis: " - 1);
+    memcpy(error->message, said, sizeof said);
+}
+
 static tg_trouble
 secure(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
 {
     tg_trouble trouble = tg__wire_secure_begin(wire, address, error);
     for (short wants = 0; trouble == TG__TROUBLE_NONE && wire->tls;) {
         trouble = tg__tls_handshake(wire, &wants, error);
+        if (trouble != TG__TROUBLE_NONE)
+            tg__wire_not_secured(address, error);
         if (trouble != TG__TROUBLE_NONE || wants == 0)
             break;
         trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, address->shown, "TLS", error);

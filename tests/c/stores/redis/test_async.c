@@ -475,6 +475,104 @@ a_killed_redis_ends_every_call_and_is_found_again(void **unused)
     forget_notices();
 }
 
+/* ---- many that end at one instant ---- */
+
+enum { MANY = TG_ASYNC_PENDING_MAX };
+static asked many[MANY];
+
+static void
+ask_many(loop *on, const tg_rule *rule)
+{
+    static const char *const who[] = { "a", "b", "c", "d", "e" };
+    for (size_t i = 0; i < MANY; i++) {
+        prepare(&many[i], on, rule, who[i % 5]);
+        assert_int_equal(ask(&many[i]), TG_OK);
+        if (i % 100 == 99)
+            loop_turn(on, 0);
+    }
+}
+
+static size_t
+how_many_are_done(void)
+{
+    size_t done = 0;
+    for (size_t i = 0; i < MANY; i++) {
+        assert_in_range(many[i].done, 0, 1);
+        done += (size_t)many[i].done;
+    }
+    return done;
+}
+
+/* The most that any one turn of the loop has ended. */
+static size_t
+most_in_a_turn(loop *on, size_t until)
+{
+    const uint64_t end_us = tg__monotonic_us() + 20 * SECOND_US;
+    size_t most = 0;
+    for (size_t done = how_many_are_done(); done < until;) {
+        assert_true(tg__monotonic_us() < end_us);
+        loop_turn(on, 10000);
+        const size_t now = how_many_are_done();
+        if (now - done > most)
+            most = now - done;
+        done = now;
+    }
+    return most;
+}
+
+static void
+deadlines_that_come_together_are_told_over_several_turns(void **unused)
+{
+    (void)unused;
+    char uri[160];
+    snprintf(uri, sizeof uri, "%s?timeout_ms=500", redis.uri);
+    tg_store *store = open_store(uri, NULL);
+    const tg_rule rule = rule_of(store, "1000000/hour", "together");
+    loop on;
+    loop_open(store, &on);
+    loop_recovery_us(&on, &rule);
+    server_signal(&redis, SIGSTOP);
+    ask_many(&on, &rule);
+    assert_in_range(most_in_a_turn(&on, MANY), 1, 512); /* the timer's, and those of a reading */
+    for (size_t i = 0; i < MANY; i++)
+        assert_int_equal(many[i].status, TG_E_STORE);
+    server_signal(&redis, SIGCONT);
+    loop_recovery_us(&on, &rule);
+    on.client->ops->close(on.client);
+    tg_store_close(store);
+}
+
+static void
+calls_lost_with_their_connection_may_be_cancelled_or_closed_upon_before_they_are_told(void **unused)
+{
+    (void)unused;
+    tg_store *store = open_store(patient_uri, NULL);
+    const tg_rule rule = rule_of(store, "1000000/hour", "lost");
+    loop on;
+    loop_open(store, &on);
+    for (int closes = 0; closes < 2; closes++) {
+        loop_recovery_us(&on, &rule);
+        server_signal(&redis, SIGSTOP);
+        ask_many(&on, &rule);
+        server_kill(&redis);
+        assert_in_range(most_in_a_turn(&on, 1), 1, 512);
+        size_t cancelled = 0, left = 0;
+        for (size_t i = 0; i < MANY; i++)
+            if (!many[i].done && i % 3 == 0 && !closes) {
+                on.client->ops->cancel(on.client, many[i].call);
+                cancelled++;
+            }
+        left = MANY - cancelled;
+        if (closes)
+            on.client->ops->close(on.client);
+        else
+            assert_in_range(most_in_a_turn(&on, left), 1, 512);
+        assert_int_equal(how_many_are_done(), left);
+        server_start(&redis, NULL);
+    }
+    tg_store_close(store);
+}
+
 static void
 a_connection_closed_while_idle_is_replaced_in_silence_here_too(void **unused)
 {
@@ -694,6 +792,9 @@ main(void)
         cmocka_unit_test_setup_teardown(a_cancelled_call_is_never_done_and_disturbs_no_other, begin, end),
         cmocka_unit_test_setup_teardown(more_calls_than_the_bound_are_refused_at_once, begin, end),
         cmocka_unit_test_setup_teardown(a_killed_redis_ends_every_call_and_is_found_again, begin, end),
+        cmocka_unit_test_setup_teardown(deadlines_that_come_together_are_told_over_several_turns, begin, end),
+        cmocka_unit_test_setup_teardown(calls_lost_with_their_connection_may_be_cancelled_or_closed_upon_before_they_are_told,
+                                        begin, end),
         cmocka_unit_test_setup_teardown(a_connection_closed_while_idle_is_replaced_in_silence_here_too, begin, end),
         cmocka_unit_test_setup_teardown(calls_may_be_begun_and_the_client_closed_from_within_an_answer, begin, end),
         cmocka_unit_test_setup_teardown(closing_ends_every_call, begin, end),
