@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
 
 from tidegate import Gate, Limiter
+from tidegate.fastapi import rate_limit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 from cluster import SLOTS, cluster
@@ -146,6 +149,23 @@ def test_a_cluster_keeps_them_on_the_node_of_their_slot_wherever_that_moves(
         assert site.ask("43") == "allowed"
         site.within(3, lambda: site.ask("43") == "denied")
         site.within(3, lambda: (counts().get("allowed") or 0) >= 4)
+
+
+def test_what_a_limit_in_code_has_counted_of_a_client_is_seen_and_forgotten_by_its_prefix_and_kinds(redis: Server) -> None:
+    redis("FLUSHALL")
+    app = FastAPI()
+
+    @app.post("/login", dependencies=[Depends(rate_limit("3/hour", prefix="login", store=redis.patient))])
+    def login() -> None: ...
+
+    with TestClient(app, client=("203.0.113.9", 50000)) as client:
+        assert [client.post("/login").status_code for _ in range(4)] == [200] * 3 + [429]
+        limiter = Limiter("3/hour", name="login", store=redis.patient)
+        who = {"ip+method+route": ("203.0.113.9", "POST", "/login")}
+        assert not limiter.peek(dims=who)
+        limiter.reset(dims=who)
+        assert limiter.peek(dims=who).remaining == 3
+        assert client.post("/login").status_code == 200
 
 
 @pytest.mark.parametrize("tier", ["", "tiered+"])
