@@ -123,17 +123,24 @@ cli_explain(int count, char **arguments)
     tg_gate *gate;
     tg_error error;
     tg_explanation *explanation;
+    bool degraded = false;
     if (tg_gate_open(&gate_options, &gate, &error) != TG_OK)
         return cli_fail("%s", error.message);
-    /* What the library would log about this request is in the explanation: its notices are left where they are. */
+    /* What the library would log about this request is in the explanation: its notices are left where they are, but for why
+     * the store does not answer, which the explanation has no place for. */
     const tg_status status = tg_gate_explain(gate, &request, cost, &explanation, &error);
     if (status == TG_OK) {
         if (!as_json)
             printf("request   %.*s %.*s\n", (int)request.method.length, request.method.data, (int)request.path.length,
                    request.path.data);
         tg_explanation_write(explanation, as_json, cli_put, stdout);
+        degraded = explanation->judgement.decision.degraded;
         tg_explanation_close(explanation);
     }
+    tg_notice notice;
+    while (degraded && tg_notice_pending() && tg_notice_take(&notice))
+        if (strcmp(notice.code, "store-failing") == 0)
+            fprintf(stderr, "tidegate: %s: %s\n", notice.code, notice.message);
     tg_gate_close(gate);
     return status == TG_OK ? CLI_FINE : cli_fail("%s", error.message);
 }

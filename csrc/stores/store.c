@@ -9,10 +9,12 @@
 #define DEFAULT_TIMEOUT_US UINT64_C(50000)
 #define TIMEOUT_US_MAX UINT64_C(2000000) /* what a waiter gives up after in any case */
 
+/* One opening at a time, which may wait for a server; the registry is held for instants only, so that whoever closes a
+ * store waits for nobody who opens one. In this order. */
+static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static tg_store *registry;
 
-/* Around a fork the registry is held, so that a child never sees half a change of it. */
 static void
 registry_hold(void)
 {
@@ -25,10 +27,25 @@ registry_release(void)
     pthread_mutex_unlock(&registry_lock);
 }
 
+/* Around a fork both are held, so that a child never sees half a change, or half a store. */
+static void
+hold_all(void)
+{
+    pthread_mutex_lock(&opening_lock);
+    registry_hold();
+}
+
+static void
+release_all(void)
+{
+    registry_release();
+    pthread_mutex_unlock(&opening_lock);
+}
+
 static void
 registry_begin(void)
 {
-    pthread_atfork(registry_hold, registry_release, registry_release);
+    pthread_atfork(hold_all, release_all, release_all);
 }
 
 /* For messages: without what may be a password, that is all between the scheme and the last '@'. */
@@ -188,8 +205,12 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
     if (status != TG_OK)
         return status;
 
+    pthread_mutex_lock(&opening_lock);
     registry_hold();
     tg_store *found = find(uri, options.clock);
+    if (found)
+        atomic_fetch_add(&found->references, 1);
+    registry_release();
     uint8_t keyed[16];
     keyed_by(&options, keyed);
     if (found && found->ops->remote && (options.secret.length || options.private_kinds) &&
@@ -201,8 +222,8 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
         goto done;
     }
     if (found) {
-        atomic_fetch_add(&found->references, 1);
         *store = found;
+        found = NULL; /* the caller's now */
         goto done;
     }
     char *copy = strndup(uri.data, uri.length);
@@ -221,13 +242,16 @@ tg_store_open(tg_text uri, const tg_store_options *given, tg_store **store, tg_e
     memcpy(made->keyed, keyed, sizeof keyed);
     made->clock = options.clock;
     atomic_store(&made->references, 1);
-    made->next = registry;
     if (made->clock)
         tg_clock_retain(made->clock);
+    registry_hold();
+    made->next = registry;
     registry = made;
+    registry_release();
     *store = made;
 done:
-    registry_release();
+    pthread_mutex_unlock(&opening_lock);
+    tg_store_close(found);
     return status;
 }
 

@@ -149,7 +149,7 @@ struct tg_store {
     const tg_store_ops *ops;
     char *uri;        /* canonical; the registry's key together with `clock` */
     tg_clock *clock;  /* NULL: real */
-    _Atomic unsigned references; /* the first and the last under the registry's lock, which an opening holds for long */
+    _Atomic unsigned references; /* the first and the last under the registry's lock */
     struct tg_store *next;
     unsigned private_kinds; /* of tg_store_options; a constructor of keys sets it itself */
     uint8_t keyed[16];   /* digest of secret and private kinds, as named when it was opened */

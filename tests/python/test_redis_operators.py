@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,12 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
 
 from tidegate import Gate, Limiter
+from tidegate.fastapi import rate_limit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from cluster import cluster
-from server import Lateness, Server, server
+from cluster import SLOTS, cluster
+from server import Lateness, Server, free_port, server
+from test_redis_cluster import slot_of
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 SITE = """
@@ -44,11 +49,15 @@ class Site:
         self.store = store
         self.gate = Gate(self.path, store=store)
 
-    def ok(self, command: str, *arguments: object) -> str:
-        done = subprocess.run(
+    def run(self, command: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [self.program, command, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            env={**CLEAN, "TIDEGATE_CONFIG": str(self.path), "TIDEGATE_STORE": self.store}, timeout=30, check=False,
+            env={**CLEAN, "TIDEGATE_CONFIG": str(self.path), "TIDEGATE_STORE": self.store, **more}, timeout=30,
+            check=False,
         )  # fmt: skip
+
+    def ok(self, command: str, *arguments: object) -> str:
+        done = self.run(command, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -140,3 +149,61 @@ def test_a_cluster_keeps_them_on_the_node_of_their_slot_wherever_that_moves(
         assert site.ask("43") == "allowed"
         site.within(3, lambda: site.ask("43") == "denied")
         site.within(3, lambda: (counts().get("allowed") or 0) >= 4)
+
+
+def test_what_a_limit_in_code_has_counted_of_a_client_is_seen_and_forgotten_by_its_prefix_and_kinds(redis: Server) -> None:
+    redis("FLUSHALL")
+    app = FastAPI()
+
+    @app.post("/login", dependencies=[Depends(rate_limit("3/hour", prefix="login", store=redis.patient))])
+    def login() -> None: ...
+
+    with TestClient(app, client=("203.0.113.9", 50000)) as client:
+        assert [client.post("/login").status_code for _ in range(4)] == [200] * 3 + [429]
+        limiter = Limiter("3/hour", name="login", store=redis.patient)
+        who = {"ip+method+route": ("203.0.113.9", "POST", "/login")}
+        assert not limiter.peek(dims=who)
+        limiter.reset(dims=who)
+        assert limiter.peek(dims=who).remaining == 3
+        assert client.post("/login").status_code == 200
+
+
+@pytest.mark.parametrize("tier", ["", "tiered+"])
+def test_every_command_says_which_server_does_not_answer_and_how(
+    make: Callable[[str], None], build: Path, tmp_path: Path, tier: str
+) -> None:
+    make("programs")
+    with server(port=free_port()) as one:
+        site = Site(build / "bin" / "tidegate", tmp_path, f"{tier}{one.tcp}")
+        asked = [["stats"], ["list"], ["pause", "login", "--for", "1m"], ["reset", "login", "user=42"]]
+        for end, how in ((lambda: one.signal(signal.SIGSTOP), "no answer in time (reply)"), (one.close, "connect: Connection refused")):
+            end()
+            for words in asked:
+                done = site.run(*words)
+                assert (done.returncode, done.stdout) == (1, "")
+                assert done.stderr == f"tidegate: redis at 127.0.0.1:{one.port}: {how}\n"
+            done = site.run("explain", "--request", "/login", "--user", "42")
+            assert (done.returncode, "the store did not answer, so on_store_failure decides" in done.stdout) == (0, True)
+            assert f"store-failing: store redis at 127.0.0.1:{one.port} does not answer: " in done.stderr
+            assert f"redis at 127.0.0.1:{one.port}: {how}; " in done.stderr
+            assert done.stderr.count("\n") == 1
+
+
+def test_of_a_cluster_the_node_that_stands_still_is_named_and_the_others_answer_whoever_has_the_secret(
+    make: Callable[[str], None], build: Path, tmp_path: Path
+) -> None:
+    make("programs")
+    with cluster(3, timeout_ms=15000) as nodes:
+        site = Site(build / "bin" / "tidegate", tmp_path, nodes.uri)
+        stopped = nodes.primaries[1]
+        assert slot_of("tg1:secret") * 3 // SLOTS == 1, "the secret is kept by the one that is stopped"
+        stopped.signal(signal.SIGSTOP)
+        silent = f"redis at 127.0.0.1:{stopped.port}: no answer in time (reply)"
+        of_part = [next(user for user in range(999) if slot_of(f"user={user}") * 3 // SLOTS == part) for part in range(3)]
+
+        def told(**more: str) -> list[tuple[bool, bool]]:
+            done = [site.run("explain", "--request", "/login", "--user", user, **more) for user in of_part]
+            return [(silent in one.stderr, "3 of 3 left" in one.stdout) for one in done]
+
+        assert told(TIDEGATE_SECRET="sixteen bytes or more") == [(False, True), (True, False), (False, True)]
+        assert told() == [(True, False)] * 3, "who begins now cannot know the secret"

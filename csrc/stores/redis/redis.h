@@ -91,6 +91,7 @@ typedef struct tg_redis_wire {
     redisReader *reader;
     size_t unheard; /* bytes that were fed to it since the last whole reply */
     void *tls; /* NULL: none */
+    const char *shown; /* the address it was connected to last, which outlives the wire's use; NULL: never connected */
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 

@@ -27,14 +27,21 @@
 
 /* ---- waiting ---- */
 
+/* Whom a message is about: in a cluster, or where many stores are open, "redis" alone would send a person to the wrong one. */
+static const char *
+peer_of(const tg_redis_wire *wire)
+{
+    return wire->shown ? wire->shown : "redis";
+}
+
 /* ppoll: poll's whole milliseconds would round a deadline. */
 static tg_trouble
-wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error *error)
+wait_for(int fd, short events, uint64_t deadline_us, const char *peer, const char *what, tg_error *error)
 {
     for (;;) {
         const uint64_t now_us = tg__monotonic_us();
         if (now_us >= deadline_us) {
-            tg__error(error, TG_E_STORE, "redis: no answer in time (%s)", what);
+            tg__error(error, TG_E_STORE, "%s: no answer in time (%s)", peer, what);
             return TG__TROUBLE_TIMEOUT;
         }
         const uint64_t left_us = deadline_us - now_us;
@@ -44,7 +51,7 @@ wait_for(int fd, short events, uint64_t deadline_us, const char *what, tg_error 
         if (ready > 0)
             return TG__TROUBLE_NONE; /* an error on the socket too: the next call on it tells which */
         if (ready == -1 && errno != EINTR) {
-            tg__error_system(error, TG_E_STORE, errno, "redis: poll");
+            tg__error_system(error, TG_E_STORE, errno, "%s: poll", peer);
             return TG__TROUBLE_LINK;
         }
     }
@@ -272,6 +279,7 @@ tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *address, con
         return TG__TROUBLE_LINK;
     }
     atomic_store(&wire->fd, fd);
+    wire->shown = address->shown;
     const int one = 1;
     if (to) {
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -309,7 +317,7 @@ connect_to(tg_redis_wire *wire, const tg_redis_address *address, const struct ad
     bool connecting;
     tg_trouble trouble = tg__wire_connect_begin(wire, address, to, &connecting, error);
     if (trouble == TG__TROUBLE_NONE && connecting) {
-        trouble = wait_for(atomic_load(&wire->fd), POLLOUT, deadline_us, "connecting", error);
+        trouble = wait_for(atomic_load(&wire->fd), POLLOUT, deadline_us, address->shown, "connecting", error);
         if (trouble == TG__TROUBLE_NONE)
             trouble = tg__wire_connect_end(wire, address, error);
     }
@@ -325,7 +333,7 @@ connect_any(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadl
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     if (lookup) {
-        wait_for(tg__lookup_fd(lookup), POLLIN, deadline_us, "looking up", error);
+        wait_for(tg__lookup_fd(lookup), POLLIN, deadline_us, address->shown, "looking up", error);
         trouble = tg__lookup_end(lookup, address, &found, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
@@ -390,7 +398,7 @@ secure(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_u
             tg__wire_not_secured(address, error);
         if (trouble != TG__TROUBLE_NONE || wants == 0)
             break;
-        trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "TLS", error);
+        trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, address->shown, "TLS", error);
     }
     return trouble;
 }
@@ -484,9 +492,10 @@ tg__wire_feed(tg_redis_wire *wire, const void *data, size_t length, tg_error *er
 {
     wire->unheard += length;
     if (wire->unheard > REPLY_BYTES_MAX)
-        tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (more than %u bytes)", REPLY_BYTES_MAX);
+        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (more than %u bytes)", peer_of(wire),
+                  REPLY_BYTES_MAX);
     else if (redisReaderFeed(wire->reader, data, length) != REDIS_OK)
-        tg__error(error, TG_E_STORE, "redis: a reply could not be kept (%s)", wire->reader->errstr);
+        tg__error(error, TG_E_STORE, "%s: a reply could not be kept (%s)", peer_of(wire), wire->reader->errstr);
     else
         return TG__TROUBLE_NONE;
     return TG__TROUBLE_LINK;
@@ -497,7 +506,7 @@ tg__wire_take(tg_redis_wire *wire, redisReply **reply, tg_error *error)
 {
     void *complete = NULL;
     if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
-        tg__error(error, TG_E_STORE, "redis: what came is no Redis reply (%s)", wire->reader->errstr);
+        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (%s)", peer_of(wire), wire->reader->errstr);
         return TG__TROUBLE_LINK;
     }
     *reply = complete;
@@ -524,7 +533,7 @@ tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sen
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         *wants = POLLOUT;
     } else {
-        tg__error_system(error, TG_E_STORE, errno, "redis: send");
+        tg__error_system(error, TG_E_STORE, errno, "%s: send", peer_of(wire));
         return TG__TROUBLE_LINK;
     }
     return TG__TROUBLE_NONE;
@@ -544,12 +553,12 @@ tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *
     if (moved > 0) {
         *got = (size_t)moved;
     } else if (moved == 0) {
-        tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+        tg__error(error, TG_E_STORE, "%s: the server closed the connection", peer_of(wire));
         return TG__TROUBLE_LINK;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         *wants = POLLIN;
     } else {
-        tg__error_system(error, TG_E_STORE, errno, "redis: receive");
+        tg__error_system(error, TG_E_STORE, errno, "%s: receive", peer_of(wire));
         return TG__TROUBLE_LINK;
     }
     return TG__TROUBLE_NONE;
@@ -570,7 +579,7 @@ send_secured(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dead
         short wants = 0;
         tg_trouble trouble = length ? tg__tls_write(wire, record, length, &sent, &wants, error) : TG__TROUBLE_NONE;
         if (trouble == TG__TROUBLE_NONE && wants)
-            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "sending", error);
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, peer_of(wire), "sending", error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (wants)
@@ -602,10 +611,10 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                tg__error_system(error, TG_E_STORE, errno, "redis: send");
+                tg__error_system(error, TG_E_STORE, errno, "%s: send", peer_of(wire));
                 return TG__TROUBLE_LINK;
             }
-            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, "sending", error);
+            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, peer_of(wire), "sending", error);
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
             continue;
@@ -634,12 +643,12 @@ receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline
         short wants;
         size_t length;
         if (tg__monotonic_us() >= deadline_us) { /* also of what never stops coming */
-            tg__error(error, TG_E_STORE, "redis: no answer in time (reply)");
+            tg__error(error, TG_E_STORE, "%s: no answer in time (reply)", peer_of(wire));
             return TG__TROUBLE_TIMEOUT;
         }
         tg_trouble trouble = tg__tls_read(wire, bytes, size, &length, &wants, error);
         if (trouble == TG__TROUBLE_NONE && wants)
-            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, "reply", error);
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, peer_of(wire), "reply", error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (wants)
@@ -650,15 +659,17 @@ receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline
 }
 
 static tg_trouble
-receive_by(int fd, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got, tg_error *error)
+receive_by(const tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got,
+           tg_error *error)
 {
+    const int fd = atomic_load(&wire->fd);
     if (!*polls && tg__monotonic_us() + 3 * RECEIVES_FOR_US < deadline_us) {
         *got = recv(fd, bytes, size, 0);
         if (*got != -1 || (errno != EAGAIN && errno != EWOULDBLOCK))
             return TG__TROUBLE_NONE;
     }
     *polls = true;
-    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, "reply", error);
+    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, peer_of(wire), "reply", error);
     if (trouble == TG__TROUBLE_NONE)
         *got = recv(fd, bytes, size, MSG_DONTWAIT);
     return trouble;
@@ -667,7 +678,6 @@ receive_by(int fd, char *bytes, size_t size, uint64_t deadline_us, bool *polls, 
 tg_trouble
 tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error)
 {
-    const int fd = atomic_load(&wire->fd);
     char bytes[4096];
     bool polls = false;
     for (;;) {
@@ -680,7 +690,7 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
             return TG__TROUBLE_NONE;
         }
         trouble = wire->tls ? receive_secured(wire, bytes, sizeof bytes, deadline_us, &got, error)
-                                             : receive_by(fd, bytes, sizeof bytes, deadline_us, &polls, &got, error);
+                                             : receive_by(wire, bytes, sizeof bytes, deadline_us, &polls, &got, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (got > 0) {
@@ -688,10 +698,10 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
         } else if (got == 0) {
-            tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+            tg__error(error, TG_E_STORE, "%s: the server closed the connection", peer_of(wire));
             return TG__TROUBLE_LINK;
         } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
-            tg__error_system(error, TG_E_STORE, errno, "redis: receive");
+            tg__error_system(error, TG_E_STORE, errno, "%s: receive", peer_of(wire));
             return TG__TROUBLE_LINK;
         }
     }
