@@ -26,6 +26,7 @@ typedef struct watcher {
 typedef struct watched {
     int fd;
     const watcher *reads, *writes; /* borrowed: the loop's; NULL: not watched */
+    bool dropped; /* by the loop, though it is open */
 } watched;
 
 struct question;
@@ -136,6 +137,17 @@ watch_of(tgpy_loop *self, int fd)
     return &self->watches[self->watch_count++];
 }
 
+/* Of what the loop has dropped by itself it may keep something all the same, and then refuses the number when it is another's. */
+static void
+take_back(tgpy_loop *self, watched *one)
+{
+    one->dropped = false;
+    const int fd = one->fd;
+    end_watch(self, NAME_remove_reader, fd);
+    if (self->loop)
+        end_watch(self, NAME_remove_writer, fd);
+}
+
 static PyObject *loop_is_ready(PyObject *watcher, PyObject *unused);
 static PyMethodDef ready_definition = { "ready", loop_is_ready, METH_NOARGS, NULL };
 
@@ -170,6 +182,11 @@ watch(void *data, int fd, bool readable, bool writable)
     watched *one = watch_of(self, fd);
     if (!one) /* no memory: calls over it end by their deadlines */
         return;
+    if (one->dropped) {
+        take_back(self, one);
+        if (!self->loop || !(one = watch_of(self, fd)))
+            return;
+    }
     const watched was = *one;
     /* Noted first: what the loop lets go of because it was told to, is not what tells that it is closed. */
     if (!readable)
@@ -261,6 +278,22 @@ loop_is_ready(PyObject *object, PyObject *Py_UNUSED(unused))
     PyObject *done = done_for_now(self);
     Py_DECREF((PyObject *)self);
     return done;
+}
+
+/* In the turn after the one in which the loop has dropped it: whatever is wrong, reading tells. */
+static PyObject *
+loop_has_dropped(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const watcher *by = (watcher *)object;
+    tgpy_loop *self = by->of;
+    for (size_t i = 0; self->client && i < self->watch_count; i++)
+        if (self->watches[i].fd == by->fd && self->watches[i].dropped) {
+            take_back(self, &self->watches[i]);
+            if (self->client)
+                tg_async_ready(self->client, by->fd, true, false);
+            return done_for_now(self);
+        }
+    Py_RETURN_NONE;
 }
 
 /* ---- the life of a question ---- */
@@ -508,18 +541,57 @@ PyType_Spec tgpy_loop_spec = {
     .slots = loop_slots,
 };
 
-/* A loop that lets go of a watcher that it was not told to let go of has been closed. */
+static PyMethodDef dropped_definition = { "dropped", loop_has_dropped, METH_NOARGS, NULL };
+
+static void
+drops(tgpy_loop *self, watched *one)
+{
+    PyObject *type, *exception, *trace, *callback = NULL;
+    PyErr_Fetch(&type, &exception, &trace);
+    one->reads = one->writes = NULL;
+    one->dropped = true;
+    watcher *made = PyObject_New(watcher, self->state->watcher_type);
+    if (made) {
+        made->of = (tgpy_loop *)Py_NewRef((PyObject *)self);
+        made->fd = one->fd;
+        made->writes = false;
+        callback = PyCFunction_NewEx(&dropped_definition, (PyObject *)made, NULL);
+        Py_DECREF((PyObject *)made);
+    }
+    told(callback ? PyObject_CallMethodObjArgs(self->loop, self->state->names[NAME_call_soon], callback, NULL) : NULL,
+         self->loop);
+    Py_XDECREF(callback);
+    PyErr_Restore(type, exception, trace);
+}
+
+static watched *
+watched_by(tgpy_loop *self, const watcher *by)
+{
+    for (size_t i = 0; i < self->watch_count; i++)
+        if (self->watches[i].reads == by || self->watches[i].writes == by)
+            return &self->watches[i];
+    return NULL;
+}
+
+/* A loop that lets go of a watcher that it was not told to let go of has been closed; or it is uvloop, and the other end has
+ * reset the connection: that drops whoever watches it, without a word to them. */
 static void
 watcher_dealloc(PyObject *object)
 {
     watcher *self = (watcher *)object;
     PyTypeObject *type = Py_TYPE(object);
     tgpy_loop *of = self->of;
-    for (size_t i = 0; i < of->watch_count; i++)
-        if (of->watches[i].reads == self || of->watches[i].writes == self) {
+    if (watched_by(of, self)) {
+        PyObject *error, *value, *trace;
+        PyErr_Fetch(&error, &value, &trace);
+        const bool closed = is_closed(of->loop);
+        PyErr_Restore(error, value, trace);
+        watched *one = watched_by(of, self); /* asking a loop runs what it likes */
+        if (one && closed)
             end_client(of);
-            break;
-        }
+        else if (one)
+            drops(of, one);
+    }
     Py_DECREF((PyObject *)of);
     PyObject_Free(self);
     Py_DECREF(type);
