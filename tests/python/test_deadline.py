@@ -152,6 +152,7 @@ def app_on(stores: list[str]) -> FastAPI:
     return app
 
 
+@pytest.mark.fault("R136")
 def test_a_request_that_asks_several_servers_waits_one_deadline_for_all_of_them(run: Run) -> None:
     with server(port=free_port()) as one, server(port=free_port()) as two, server(port=free_port()) as three:
         with detour(one) as first, detour(two) as second, detour(three) as third:

@@ -98,6 +98,7 @@ def stopped(*servers: Server) -> Iterator[None]:
             one.signal(signal.SIGCONT)
 
 
+@pytest.mark.fault("R113")
 def test_4096_calls_whose_deadline_comes_at_once_hold_no_turn_for_more_than_5_ms(run: Run) -> None:
     with server() as redis:
         limiter = Limiter(RULES, store=f"{redis.uri}?timeout_ms=300")

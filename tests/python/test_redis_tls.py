@@ -227,6 +227,7 @@ def test_a_task_hears_what_is_wrong_with_a_certificate_as_a_store_that_fails(
     assert "the server refuses" in caplog.text
 
 
+@pytest.mark.fault("R137")
 def test_a_redis_without_tls_is_told_of_as_such_by_opening_check_and_explain(
     secured: Secured, tmp_path: Path, build: Path, make: Callable[..., None]
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_redis_without_tls_is_told_of_as_such_by_opening_check_and_explain(
     assert Limiter("3/minute", name="x", store=f"redis://127.0.0.1:{secured.port}").hit("a").degraded
 
 
+@pytest.mark.fault("R137")
 def test_a_peer_that_says_nothing_costs_opening_a_quarter_of_a_second_and_a_hit_its_deadline(secured: Secured) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for scheme in ("rediss", "redis"):

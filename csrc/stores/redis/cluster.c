@@ -53,8 +53,9 @@ drop_idle_nodes(tg_cluster *cluster)
             serves[cluster->owner[slot]] = true;
     for (unsigned i = 0; i < TG__NODES_MAX; i++)
         if (cluster->nodes[i] && !serves[i] && cluster->nodes[i]->users == 0) {
-            node_free(cluster->nodes[i]);
-            cluster->nodes[i] = NULL;
+            tg_node *left = cluster->nodes[i];
+            cluster->nodes[i] = NULL; /* first: a child that is forked meanwhile must not find it half freed */
+            node_free(left);
         }
 }
 
@@ -188,9 +189,9 @@ take_map(tg_cluster *cluster, const redisReply *reply, const tg_redis_host *aske
         if (memcmp(cluster->owner, owner, sizeof owner) != 0)
             atomic_fetch_add(&cluster->base.epoch, 1); /* other servers answer */
         memcpy(cluster->owner, owner, sizeof owner);
-        drop_idle_nodes(cluster);
         cluster->refreshed_at_us = tg__monotonic_us();
     }
+    drop_idle_nodes(cluster); /* also those of a map that was not taken: the next one needs their places */
     pthread_mutex_unlock(&cluster->lock);
     return trouble;
 }
@@ -350,11 +351,14 @@ tg__cluster_learns_secret(tg_redis_store *node, tg_text secret)
 {
     tg_cluster *cluster = node->cluster;
     pthread_mutex_lock(&cluster->lock);
-    const bool another = cluster->secret_known && !tg__text_is(secret, cluster->secret);
-    memcpy(cluster->secret, secret.data, secret.length);
-    cluster->secret[secret.length] = '\0';
-    tg__redis_keyring_init(&cluster->keyring, secret, cluster->manual, cluster->base.private_kinds);
-    cluster->secret_known = true;
+    const bool same = cluster->secret_known && tg__text_is(secret, cluster->secret);
+    const bool another = cluster->secret_known && !same;
+    if (!same) { /* the same is left alone: a child that is forked meanwhile has it whole */
+        memcpy(cluster->secret, secret.data, secret.length);
+        cluster->secret[secret.length] = '\0';
+        tg__redis_keyring_init(&cluster->keyring, secret, cluster->manual, cluster->base.private_kinds);
+        cluster->secret_known = true;
+    }
     if (another)
         atomic_fetch_add(&cluster->base.epoch, 1);
     const bool tells = another && !cluster->warned_secret;
@@ -464,7 +468,11 @@ tg__cluster_follow(tg_cluster *cluster, unsigned slot, const char *reply, const 
         return NULL;
     }
     pthread_mutex_lock(&cluster->lock);
-    const uint16_t index = node_at(cluster, to.host, to.port, error);
+    uint16_t index = node_at(cluster, to.host, to.port, error);
+    if (index == TG__NOBODY) { /* full of nodes that were named once */
+        drop_idle_nodes(cluster);
+        index = node_at(cluster, to.host, to.port, error);
+    }
     tg_node *node = index == TG__NOBODY ? NULL : cluster->nodes[index];
     if (node && moved && cluster->owner[slot] != index) {
         cluster->owner[slot] = index;
@@ -1285,7 +1293,10 @@ hold_masters(tg_store *store, tg_redis_store **servers, size_t room)
     return count;
 }
 
+static void begin_child(tg_store *store);
+
 static const tg_keeper_ways ways = {
+    .begin_child = begin_child,
     .masters = hold_masters,
     .hold = keeping_node,
     .release = release_node,
@@ -1346,11 +1357,12 @@ locks_init(tg_cluster *cluster)
     pthread_condattr_destroy(&monotonic);
 }
 
-/* Once for each node: a thread that is not in this process may have held the lock, or been the one who refreshes. Half
- * a new map is no harm: each slot has an owner that is, or was, right. */
-void
-tg__cluster_begin_child(tg_cluster *cluster)
+/* A thread that is not in this process may have held the lock, or been the one who refreshes: also of a cluster whose
+ * nodes are not known yet. Half a new map is no harm: each slot has an owner that is, or was, right. */
+static void
+begin_child(tg_store *store)
 {
+    tg_cluster *cluster = cluster_of(store);
     locks_init(cluster);
     cluster->refreshing = false;
     const int fd = atomic_exchange(&cluster->map_wire.fd, -1);

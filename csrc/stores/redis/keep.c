@@ -580,8 +580,11 @@ begin_child(void)
     for (tg_keeper *keeper = atomic_load(&all); keeper; keeper = keeper->next) {
         locks_init(keeper);
         keeper->stop = false;
-        keeper->samples = NULL; /* lost: the parent's thread may have been changing them */
+        keeper->samples = NULL; /* lost, as `seen` is: the parent's thread may have been changing them */
         keeper->sample_count = 0;
+        keeper->seen = NULL;
+        if (keeper->ways->begin_child)
+            keeper->ways->begin_child(keeper->store);
         atomic_store(&keeper->generation, 0);
         tg__counts_after_fork(keeper->counts);
         tg__orders_after_fork(keeper->orders);

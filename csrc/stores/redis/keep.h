@@ -83,6 +83,7 @@ typedef struct tg_keeper_ways {
     void (*moved)(tg_store *store, uint64_t deadline_us); /* the slot is another's now: look again */
     /* Who has keys, each held; NULL: whom `hold` gives. Returns how many, at most `room`. */
     size_t (*masters)(tg_store *store, tg_redis_store **servers, size_t room);
+    void (*begin_child)(tg_store *store); /* in a forked child; a cluster has a keeper before it knows a node */
 } tg_keeper_ways;
 
 tg_keeper *tg__keeper_open(tg_store *store, const tg_keeper_ways *ways, bool manual);

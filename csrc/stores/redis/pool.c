@@ -50,8 +50,6 @@ begin_child(void)
         }
         store->idle_count = 0;
         atomic_store(&store->probing, false);
-        if (store->cluster)
-            tg__cluster_begin_child(store->cluster);
     }
 }
 

@@ -361,7 +361,6 @@ bool tg__cluster_check_key(tg_redis_store *node, char key[32]);
 bool tg__cluster_redirects(const char *reply);
 #define TG__SLOTS 16384
 unsigned tg__cluster_slot(tg_text hashed);
-void tg__cluster_begin_child(tg_cluster *cluster);
 
 /* As named, else from the environment, or one of our own to offer; `given` tells which. */
 tg_status tg__redis_choose_secret(tg_text named, char secret[128], bool *given, tg_error *error);
