@@ -27,8 +27,19 @@ def name_folders(_app: object, _page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[[^]\n]*\]\(\.\./(examples/[\w./-]*)\)", r"`\1`", source[0])
 
 
+def link_pages(_app: object, page: str, source: list[str]) -> None:
+    """Pages name each other in passing, as `redis.md`: who reads them as files opens that, who reads the site needs a link."""
+    up = "../" * page.count("/")
+    source[0] = re.sub(
+        r"(?<!\[)`([a-z][a-z-]*)\.md`",
+        lambda named: f"[{named[1]}]({up}{named[1]}.md)" if (ROOT / "docs" / f"{named[1]}.md").exists() else named[0],
+        source[0],
+    )
+
+
 def setup(app):  # type: ignore[no-untyped-def]
     app.connect("source-read", name_folders)
+    app.connect("source-read", link_pages)
 
 
 api_page.write_page(ROOT / "docs/api.md")

@@ -119,6 +119,10 @@ cli_explain(int count, char **arguments)
     if (*cost_text < '0' || *cost_text > '9' || *end || cost > TG_LIMIT_MAX)
         return cli_misused("explain", "--cost %.40s: expected a number from 0 to 10000000000", cost_text);
 
+    const char *named = getenv("TIDEGATE_CONFIG");
+    if (!config && !(named && named[0]))
+        return cli_fail("no rules file: name it with --config or TIDEGATE_CONFIG; limits that are written in code are in none, and "
+                        "are asked about in Python, by a Limiter of the same rules and name: limiter.peek()");
     const tg_gate_options gate_options = { .path = tg_text_of(config), .store = tg_text_of(store), .look = true };
     tg_gate *gate;
     tg_error error;

@@ -140,7 +140,8 @@ find_kind(tg_text text, tg_store_uri *uri, const struct kind **kind, bool *with_
         return tg__error(error, TG_E_CONFIG, "store '%s://': tiers stand before a Redis store: tiered+redis://", shown);
     return tg__error(error, TG_E_CONFIG,
                      "store '%s://': unknown kind; expected memory://, shared://, redis://, redis+unix://, "
-                     "redis+sentinel:// or redis+cluster://", shown);
+                     "redis+sentinel:// or redis+cluster:// (with TLS rediss, rediss+...; for Valkey the same; tiered+ before any "
+                     "of them)", shown);
 }
 
 tg_status

@@ -506,6 +506,12 @@ def test_explain_makes_no_table_and_says_that_there_is_none(run: Run, tmp_path: 
     assert [one.name for one in tmp_path.iterdir()] == ["rules.yaml"]
 
 
+def test_without_a_rules_file_explain_says_how_to_name_one_and_how_limits_in_code_are_asked_about(run: Run) -> None:
+    done = run("explain", "--request", "/")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert all(word in done.stderr for word in ("--config", "TIDEGATE_CONFIG", "limiter.peek()"))
+
+
 def test_explain_hides_what_may_be_a_secret_and_still_tells_two_apart(run: Run, tmp_path: Path) -> None:
     path = rules(tmp_path, SITE)
     shown = []

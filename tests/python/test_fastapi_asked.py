@@ -257,6 +257,19 @@ def test_only_answers_that_count_are_charged_whatever_made_them(app: FastAPI, li
     assert client.post("/login?how=200").status_code == 429
 
 
+@pytest.mark.fault("R23")
+def test_where_only_some_answers_count_the_whole_cost_has_to_fit_beforehand(app: FastAPI, limit: Setting) -> None:
+    own = limit("10/minute", cost=6, charge_when=failed, name="dear")
+
+    @app.get("/", dependencies=[Depends(own)])
+    async def root(status: int) -> Response:
+        return Response("", status)
+
+    client = TestClient(app)
+    assert [client.get(f"/?status={status}").status_code for status in (200, 200, 401, 401, 200)] == [200, 200, 401, 429, 429]
+    assert own.limiter.peek(dims={"ip": "127.0.0.1"}).remaining == 4
+
+
 def test_charging_by_outcome_reaches_included_routers_mounts_streams_and_base_http_middleware(limit: Setting) -> None:
     own = limit("9/minute", charge_when=failed, name="everywhere")
     outer, router, inner = FastAPI(), APIRouter(), FastAPI()

@@ -137,4 +137,8 @@ def test_every_page_that_the_documentation_names_in_passing_exists() -> None:
         for target in re.findall(r"`((?:docs|csrc|tests|examples|fcgi|python|bench)/[\w./-]+\.\w+)`", page.read_text()):
             if not (ROOT / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
+    for page in (ROOT / "docs").rglob("*.md"):  # by its name alone, of which docs/conf.py makes a link
+        for target in re.findall(r"`([a-z][a-z-]*\.md)`", page.read_text()):
+            if not (ROOT / "docs" / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
