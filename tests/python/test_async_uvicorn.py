@@ -32,11 +32,16 @@ from server import MachineLateness
 
 gaps, held, late = [], [], None
 
+stat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+def waited():  # seconds that this thread was ready and had no processor, so far: the loop is held by others then
+    return int(os.pread(stat, 80, 0).split()[1]) / 1e9
+
 async def tick():
     while True:
-        last, spent = time.monotonic(), time.thread_time()
+        before, last, spent = waited(), time.monotonic(), time.thread_time()
         await asyncio.sleep(0.001)
-        gaps.append(time.monotonic() - last - 0.001)
+        gaps.append(time.monotonic() - last - 0.001 - (waited() - before))
         held.append(time.thread_time() - spent - 0.001)
 
 @contextlib.asynccontextmanager
