@@ -72,7 +72,7 @@ begin(task *one)
 {
     tg_error error;
     one->target = (tg_target){ .rule = &rule, .identity = &identities[next_key++ % KEYS], .cost = 1 };
-    if (tg__async_begin(loop.client, TG_OP_HIT, &one->target, 1, &one->result, on_done, one, &one->call, &error) != TG_OK)
+    if (tg__async_begin(loop.client, TG_OP_HIT, &one->target, 1, 0, &one->result, on_done, one, &one->call, &error) != TG_OK)
         fail("begin", error.message);
     under_way++;
 }
