@@ -155,7 +155,7 @@ def test_visitors_notice_nothing_of_a_redis_that_stands_still_dies_or_comes_back
             told = json.loads(served.ask("/gaps")[2])
             assert told["ticks"] > 50
             assert told["gaps"][-1] <= 0.005 + 3 * told["late"], told
-            # In CPU time of the loop's thread. A virtual machine that is not run for a while takes that for the thread's time too.
+            # In CPU time of the loop's thread; it goes on while a virtual machine is not run.
             assert told["held"] <= 0.005 + told["late"], told
 
         redis.signal(signal.SIGSTOP)
