@@ -504,8 +504,6 @@ secure_on(redis_async *client)
     short wants;
     const tg_trouble trouble = tg__tls_handshake(&client->wire, &wants, &error);
     if (trouble != TG__TROUBLE_NONE)
-        tg__wire_not_secured(&client->store->address, &error);
-    if (trouble != TG__TROUBLE_NONE)
         lose_connection(client, trouble, &error, false);
     else if (wants)
         watch(client, atomic_load(&client->wire.fd), wants == POLLOUT);

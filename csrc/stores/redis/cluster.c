@@ -16,7 +16,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1149,14 +1148,12 @@ cluster_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t t
     tg_error own;
     error = error ? error : &own;
     error->status = TG_OK;
-    if (overflow)
-        *overflow = false;
-    lease->full = lease->over = false;
-    if (op == TG_LEASE_TAKE && getrandom(lease->id, sizeof lease->id, 0) != sizeof lease->id)
-        return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
+    tg_status status = tg__lease_begin(op, lease, overflow, error);
+    if (status != TG_OK)
+        return status;
     tg_asking now;
     bool answered;
-    tg_status status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
+    status = begin_asking(cluster, as, targets, target_count, 0, results, &now, &answered, error);
     if (status == TG_OK && answered)
         memset(lease->id, 0, sizeof lease->id);
     else if (status == TG_OK)

@@ -259,6 +259,17 @@ read_lease(tg_redis_store *store, const tg_call *call, const tg_target *targets,
     return trouble;
 }
 
+tg_status
+tg__lease_begin(tg_lease_op op, tg_lease *lease, bool *overflow, tg_error *error)
+{
+    if (overflow)
+        *overflow = false;
+    lease->full = lease->over = false;
+    if (op == TG_LEASE_TAKE && getrandom(lease->id, sizeof lease->id, 0) != sizeof lease->id)
+        return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
+    return TG_OK;
+}
+
 static tg_status
 redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t target_count, tg_lease *lease,
             tg_result *results, bool *overflow, tg_error *error)
@@ -266,12 +277,10 @@ redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t tar
     tg_redis_store *store = redis_of(base);
     const tg_op as = op == TG_LEASE_TAKE ? TG_OP_HIT : TG_OP_REFUND;
     tg_call call;
-    if (overflow)
-        *overflow = false;
+    const tg_status begun = tg__lease_begin(op, lease, overflow, error);
+    if (begun != TG_OK)
+        return begun;
     tg__call_plan(&call, as, targets, target_count);
-    lease->full = lease->over = false;
-    if (op == TG_LEASE_TAKE && getrandom(lease->id, sizeof lease->id, 0) != sizeof lease->id)
-        return tg__error_system(error, TG_E_STORE, errno, "redis: random bytes for a reservation");
     if (tg__call_answer_alone(&call, as, target_count, results)) {
         memset(lease->id, 0, sizeof lease->id);
         return TG_OK;

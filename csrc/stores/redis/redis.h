@@ -95,6 +95,13 @@ typedef struct tg_redis_wire {
     tg_redis_keyring keyring; /* as learned from this very server */
 } tg_redis_wire;
 
+/* Whom a message is about: in a cluster, or where many stores are open, "redis" alone would send a person to the wrong one. */
+static inline const char *
+tg__wire_peer(const tg_redis_wire *wire)
+{
+    return wire->shown ? wire->shown : "redis";
+}
+
 /* These end by `deadline_us` of tg__monotonic_us, raise no SIGPIPE, and leave the wire for the caller to close. */
 tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error);
 /* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
@@ -132,9 +139,6 @@ tg_trouble tg__wire_connect_begin(tg_redis_wire *wire, const tg_redis_address *a
 tg_trouble tg__wire_connect_end(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
 /* After connecting: where the address asks for TLS, its beginning. Then tg__tls_handshake until it wants nothing. */
 tg_trouble tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_error *error);
-
-/* What went wrong in it is then said of this server by name. */
-void tg__wire_not_secured(const tg_redis_address *address, tg_error *error);
 
 /* ---- TLS: see tls.c ---- */
 
@@ -329,6 +333,9 @@ typedef struct tg_inquiry {
 
 tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
                          bool *unsent, tg_error *error);
+
+/* What every tg_store_ops.lease of this room begins with: nothing told yet, and a number of its own for what is taken. */
+tg_status tg__lease_begin(tg_lease_op op, tg_lease *lease, bool *overflow, tg_error *error);
 
 /* ---- answers ---- */
 

@@ -214,7 +214,7 @@ tg__tls_begin(tg_redis_wire *wire, const tg_tls *tls, const char *host, tg_error
     }
     if (!ready) {
         char why[160];
-        tg__error(error, TG_E_STORE, "redis: TLS: %s", reason(why, sizeof why));
+        tg__error(error, TG_E_STORE, "%s: TLS: %s", tg__wire_peer(wire), reason(why, sizeof why));
         SSL_free(ssl);
         return TG__TROUBLE_LINK;
     }
@@ -238,13 +238,13 @@ explain(tg_redis_wire *wire, int result, const char *what, short *wants, tg_erro
         *wants = POLLOUT;
         return TG__TROUBLE_NONE;
     case SSL_ERROR_ZERO_RETURN:
-        tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+        tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
         return TG__TROUBLE_LINK;
     case SSL_ERROR_SYSCALL:
         if (failure)
-            tg__error_system(error, TG_E_STORE, failure, "redis: TLS: %s", what);
+            tg__error_system(error, TG_E_STORE, failure, "%s: TLS: %s", tg__wire_peer(wire), what);
         else
-            tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+            tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
         ERR_clear_error();
         return TG__TROUBLE_LINK;
     default:
@@ -257,20 +257,21 @@ explain(tg_redis_wire *wire, int result, const char *what, short *wants, tg_erro
     const bool alerted = (which >= 1040 && which <= 1049) || which == 1116;
     tg_trouble trouble = TG__TROUBLE_LINK;
     if (verdict != X509_V_OK && which == SSL_R_CERTIFICATE_VERIFY_FAILED) {
-        tg__error(error, TG_E_CONFIG, "redis: TLS: the server's certificate is not accepted: %s (options: ca=FILE, "
-                                      "name=NAME, verify=no)", X509_verify_cert_error_string(verdict));
+        tg__error(error, TG_E_CONFIG, "%s: TLS: the server's certificate is not accepted: %s (options: ca=FILE, "
+                                      "name=NAME, verify=no)", tg__wire_peer(wire), X509_verify_cert_error_string(verdict));
         trouble = TG__TROUBLE_SETUP;
     } else if (alerted) {
-        tg__error(error, TG_E_CONFIG, "redis: TLS: the server refuses: %s (options: cert=FILE&key=FILE)",
-                  reason(why, sizeof why));
+        tg__error(error, TG_E_CONFIG, "%s: TLS: the server refuses: %s (options: cert=FILE&key=FILE)",
+                  tg__wire_peer(wire), reason(why, sizeof why));
         trouble = TG__TROUBLE_SETUP;
     } else if (which == SSL_R_WRONG_VERSION_NUMBER || which == SSL_R_PACKET_LENGTH_TOO_LONG) {
-        tg__error(error, TG_E_CONFIG, "redis: TLS: the server there does not speak TLS (redis:// is without)");
+        tg__error(error, TG_E_CONFIG, "%s: TLS: the server there does not speak TLS (redis:// is without)",
+                  tg__wire_peer(wire));
         trouble = TG__TROUBLE_SETUP;
     } else if (which == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
-        tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+        tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
     } else {
-        tg__error(error, TG_E_STORE, "redis: TLS: %s: %s", what, reason(why, sizeof why));
+        tg__error(error, TG_E_STORE, "%s: TLS: %s: %s", tg__wire_peer(wire), what, reason(why, sizeof why));
     }
     ERR_clear_error();
     return trouble;
@@ -302,7 +303,7 @@ tg__tls_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent
     tg_trouble trouble = tg__tls_read(wire, &byte, sizeof byte, &got, wants, error);
     if (trouble == TG__TROUBLE_NONE) {
         *wants = 0;
-        tg__error(error, TG_E_STORE, "redis: the server closed the connection");
+        tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
         trouble = TG__TROUBLE_LINK;
     }
     return trouble;

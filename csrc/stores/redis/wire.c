@@ -27,13 +27,6 @@
 
 /* ---- waiting ---- */
 
-/* Whom a message is about: in a cluster, or where many stores are open, "redis" alone would send a person to the wrong one. */
-static const char *
-peer_of(const tg_redis_wire *wire)
-{
-    return wire->shown ? wire->shown : "redis";
-}
-
 /* ppoll: poll's whole milliseconds would round a deadline. */
 static tg_trouble
 wait_for(int fd, short events, uint64_t deadline_us, const char *peer, const char *what, tg_error *error)
@@ -377,25 +370,12 @@ tg__wire_secure_begin(tg_redis_wire *wire, const tg_redis_address *address, tg_e
                         : TG__TROUBLE_NONE;
 }
 
-void
-tg__wire_not_secured(const tg_redis_address *address, tg_error *error)
-{
-    static const char nameless[] = "redis: TLS: ";
-    char said[sizeof error->message];
-    if (!error || strncmp(error->message, nameless, sizeof nameless - 1) != 0)
-        return;
-    snprintf(said, sizeof said, "%s: %.150s", address->shown, error->message + sizeof "redis: " - 1);
-    memcpy(error->message, said, sizeof said);
-}
-
 static tg_trouble
 secure(tg_redis_wire *wire, const tg_redis_address *address, uint64_t deadline_us, tg_error *error)
 {
     tg_trouble trouble = tg__wire_secure_begin(wire, address, error);
     for (short wants = 0; trouble == TG__TROUBLE_NONE && wire->tls;) {
         trouble = tg__tls_handshake(wire, &wants, error);
-        if (trouble != TG__TROUBLE_NONE)
-            tg__wire_not_secured(address, error);
         if (trouble != TG__TROUBLE_NONE || wants == 0)
             break;
         trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, address->shown, "TLS", error);
@@ -492,10 +472,10 @@ tg__wire_feed(tg_redis_wire *wire, const void *data, size_t length, tg_error *er
 {
     wire->unheard += length;
     if (wire->unheard > REPLY_BYTES_MAX)
-        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (more than %u bytes)", peer_of(wire),
+        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (more than %u bytes)", tg__wire_peer(wire),
                   REPLY_BYTES_MAX);
     else if (redisReaderFeed(wire->reader, data, length) != REDIS_OK)
-        tg__error(error, TG_E_STORE, "%s: a reply could not be kept (%s)", peer_of(wire), wire->reader->errstr);
+        tg__error(error, TG_E_STORE, "%s: a reply could not be kept (%s)", tg__wire_peer(wire), wire->reader->errstr);
     else
         return TG__TROUBLE_NONE;
     return TG__TROUBLE_LINK;
@@ -506,7 +486,7 @@ tg__wire_take(tg_redis_wire *wire, redisReply **reply, tg_error *error)
 {
     void *complete = NULL;
     if (redisReaderGetReply(wire->reader, &complete) != REDIS_OK) {
-        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (%s)", peer_of(wire), wire->reader->errstr);
+        tg__error(error, TG_E_STORE, "%s: what came is no Redis reply (%s)", tg__wire_peer(wire), wire->reader->errstr);
         return TG__TROUBLE_LINK;
     }
     *reply = complete;
@@ -533,7 +513,7 @@ tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sen
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         *wants = POLLOUT;
     } else {
-        tg__error_system(error, TG_E_STORE, errno, "%s: send", peer_of(wire));
+        tg__error_system(error, TG_E_STORE, errno, "%s: send", tg__wire_peer(wire));
         return TG__TROUBLE_LINK;
     }
     return TG__TROUBLE_NONE;
@@ -553,12 +533,12 @@ tg__wire_read(tg_redis_wire *wire, void *data, size_t size, size_t *got, short *
     if (moved > 0) {
         *got = (size_t)moved;
     } else if (moved == 0) {
-        tg__error(error, TG_E_STORE, "%s: the server closed the connection", peer_of(wire));
+        tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
         return TG__TROUBLE_LINK;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         *wants = POLLIN;
     } else {
-        tg__error_system(error, TG_E_STORE, errno, "%s: receive", peer_of(wire));
+        tg__error_system(error, TG_E_STORE, errno, "%s: receive", tg__wire_peer(wire));
         return TG__TROUBLE_LINK;
     }
     return TG__TROUBLE_NONE;
@@ -579,7 +559,7 @@ send_secured(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dead
         short wants = 0;
         tg_trouble trouble = length ? tg__tls_write(wire, record, length, &sent, &wants, error) : TG__TROUBLE_NONE;
         if (trouble == TG__TROUBLE_NONE && wants)
-            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, peer_of(wire), "sending", error);
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, tg__wire_peer(wire), "sending", error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (wants)
@@ -611,10 +591,10 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                tg__error_system(error, TG_E_STORE, errno, "%s: send", peer_of(wire));
+                tg__error_system(error, TG_E_STORE, errno, "%s: send", tg__wire_peer(wire));
                 return TG__TROUBLE_LINK;
             }
-            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, peer_of(wire), "sending", error);
+            const tg_trouble trouble = wait_for(fd, POLLOUT, deadline_us, tg__wire_peer(wire), "sending", error);
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
             continue;
@@ -643,12 +623,12 @@ receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline
         short wants;
         size_t length;
         if (tg__monotonic_us() >= deadline_us) { /* also of what never stops coming */
-            tg__error(error, TG_E_STORE, "%s: no answer in time (reply)", peer_of(wire));
+            tg__error(error, TG_E_STORE, "%s: no answer in time (reply)", tg__wire_peer(wire));
             return TG__TROUBLE_TIMEOUT;
         }
         tg_trouble trouble = tg__tls_read(wire, bytes, size, &length, &wants, error);
         if (trouble == TG__TROUBLE_NONE && wants)
-            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, peer_of(wire), "reply", error);
+            trouble = wait_for(atomic_load(&wire->fd), wants, deadline_us, tg__wire_peer(wire), "reply", error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (wants)
@@ -669,7 +649,7 @@ receive_by(const tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadlin
             return TG__TROUBLE_NONE;
     }
     *polls = true;
-    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, peer_of(wire), "reply", error);
+    const tg_trouble trouble = wait_for(fd, POLLIN, deadline_us, tg__wire_peer(wire), "reply", error);
     if (trouble == TG__TROUBLE_NONE)
         *got = recv(fd, bytes, size, MSG_DONTWAIT);
     return trouble;
@@ -698,10 +678,10 @@ tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg
             if (trouble != TG__TROUBLE_NONE)
                 return trouble;
         } else if (got == 0) {
-            tg__error(error, TG_E_STORE, "%s: the server closed the connection", peer_of(wire));
+            tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
             return TG__TROUBLE_LINK;
         } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
-            tg__error_system(error, TG_E_STORE, errno, "%s: receive", peer_of(wire));
+            tg__error_system(error, TG_E_STORE, errno, "%s: receive", tg__wire_peer(wire));
             return TG__TROUBLE_LINK;
         }
     }
