@@ -310,6 +310,18 @@ hit(tg_limiter *limiter, const char *who)
     return hit_cost(limiter, who, 1);
 }
 
+static inline tg_decision
+peek(tg_limiter *limiter, const char *who)
+{
+    const tg_part part = { .value = tg_text_of(who) };
+    const tg_dimension dimension = { &part, 1 };
+    tg_decision decision;
+    tg_error error = { .message = "" };
+    if (tg_limiter_peek(limiter, &dimension, 1, 1, &decision, &error) != TG_OK)
+        fail_msg("peek: %s", error.message);
+    return decision;
+}
+
 /* The hit and how long it took. */
 static inline tg_decision
 timed_hit(tg_limiter *limiter, const char *who, uint64_t *took_us)

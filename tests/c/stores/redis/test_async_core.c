@@ -3,7 +3,8 @@
  * test-builds: plain asan */
 #include "server.h"
 
-#include <poll.h>
+#define HAND_LOOP_FDS 4
+#include "hand_loop.h"
 
 #define DEADLINE_US UINT64_C(50000)
 #define SLACK_US UINT64_C(10000)
@@ -34,59 +35,21 @@ end(void **unused)
 
 /* ---- a loop ---- */
 
-static struct {
-    tg_async *client;
-    struct pollfd fds[4];
-    nfds_t fd_count;
-    uint64_t wakes_at_us, longest_us; /* longest: that the client held the loop */
-    bool flushes;
-} loop;
-
-static void
-on_watch(void *unused, int fd, bool readable, bool writable)
-{
-    (void)unused;
-    nfds_t i = 0;
-    while (i < loop.fd_count && loop.fds[i].fd != fd)
-        i++;
-    if (!readable && !writable) {
-        assert_true(i < loop.fd_count);
-        loop.fds[i] = loop.fds[--loop.fd_count];
-        return;
-    }
-    assert_true(i < 4);
-    loop.fds[i] = (struct pollfd){ .fd = fd, .events = (short)((readable ? POLLIN : 0) | (writable ? POLLOUT : 0)) };
-    if (i == loop.fd_count)
-        loop.fd_count++;
-}
-
-static void
-on_wake(void *unused, uint64_t in_us)
-{
-    (void)unused;
-    loop.wakes_at_us = in_us == UINT64_MAX ? UINT64_MAX : tg__monotonic_us() + in_us;
-}
-
-static void
-on_flush(void *unused)
-{
-    (void)unused;
-    loop.flushes = true;
-}
+static tg_async *client;
+static uint64_t longest_us; /* that the client held the loop */
 
 static void
 loop_begin(tg_store *store)
 {
-    const tg_async_loop wishes = { NULL, on_watch, on_wake, on_flush };
-    memset(&loop, 0, sizeof loop);
-    loop.wakes_at_us = UINT64_MAX;
-    assert_int_equal(tg_async_open(store, &wishes, &loop.client, NULL), TG_OK);
+    const tg_async_loop wishes = hand_loop();
+    longest_us = 0;
+    assert_int_equal(tg_async_open(store, &wishes, &client, NULL), TG_OK);
 }
 
 static void
 loop_end(void)
 {
-    tg_async_close(loop.client);
+    tg_async_close(client);
     assert_int_equal(loop.fd_count, 0);
 }
 
@@ -94,7 +57,7 @@ static void
 held_since(uint64_t began_us)
 {
     const uint64_t held_us = tg__monotonic_us() - began_us;
-    loop.longest_us = held_us > loop.longest_us ? held_us : loop.longest_us;
+    longest_us = held_us > longest_us ? held_us : longest_us;
 }
 
 static void
@@ -103,7 +66,7 @@ loop_turn(void)
     uint64_t began_us = tg__monotonic_us();
     if (loop.flushes) {
         loop.flushes = false;
-        tg_async_flush(loop.client);
+        tg_async_flush(client);
     }
     held_since(began_us);
     began_us = tg__monotonic_us();
@@ -113,16 +76,16 @@ loop_turn(void)
     const struct timespec wait = { 0, (long)wait_us * 1000 };
     const int ready = ppoll(loop.fds, loop.fd_count, &wait, NULL);
     began_us = tg__monotonic_us();
-    struct pollfd seen[4];
+    struct pollfd seen[HAND_LOOP_FDS];
     const nfds_t count = loop.fd_count;
     memcpy(seen, loop.fds, sizeof seen);
     for (nfds_t i = 0; ready > 0 && i < count; i++)
         if (seen[i].revents)
-            tg_async_ready(loop.client, seen[i].fd, (seen[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0,
+            tg_async_ready(client, seen[i].fd, (seen[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0,
                            (seen[i].revents & (POLLOUT | POLLHUP | POLLERR)) != 0);
     if (loop.wakes_at_us <= began_us) {
         loop.wakes_at_us = UINT64_MAX;
-        tg_async_wake(loop.client);
+        tg_async_wake(client);
     }
     held_since(began_us);
 }
@@ -169,7 +132,7 @@ hit_later(asked *one, tg_limiter *limiter, const char *who)
     tg_error error;
     memset(one, 0, sizeof *one);
     one->began_us = tg__monotonic_us();
-    begun(one, tg_limiter_begin(loop.client, limiter, TG_ASK_HIT, &dimension, 1, 1, 0, &one->decision, on_done, one,
+    begun(one, tg_limiter_begin(client, limiter, TG_ASK_HIT, &dimension, 1, 1, 0, &one->decision, on_done, one,
                                 &one->call, &error), &error);
 }
 
@@ -180,7 +143,7 @@ judge_later(asked *one, tg_gate *gate, const char *peer)
     memset(one, 0, sizeof *one);
     one->request = (tg_request){ .method = tg_text_of("GET"), .path = tg_text_of("/"), .peer = tg_text_of(peer) };
     one->began_us = tg__monotonic_us();
-    begun(one, tg_gate_judge_begin(loop.client, gate, &one->request, 1, NULL, 0, &one->judgement, NULL, on_done, one,
+    begun(one, tg_gate_judge_begin(client, gate, &one->request, 1, NULL, 0, &one->judgement, NULL, on_done, one,
                                    &one->call, &error), &error);
 }
 
@@ -252,7 +215,7 @@ a_stopped_redis_holds_no_loop_and_each_policy_answers_in_time(void **unused)
     assert_false(calls[0].decision.degraded);
     server_signal(&redis, SIGSTOP);
     time_begin();
-    loop.longest_us = 0;
+    longest_us = 0;
     for (size_t i = 0; i < 300; i++)
         hit_later(&calls[i], limiters[i % 3], "a");
     run();
@@ -265,7 +228,7 @@ a_stopped_redis_holds_no_loop_and_each_policy_answers_in_time(void **unused)
             assert_int_equal(calls[i].decision.allowed, i % 3 == TG_FAIL_OPEN);
     }
     assert_int_equal(local, 20);
-    assert_in_time(loop.longest_us, HELD_US);
+    assert_in_time(longest_us, HELD_US);
     server_signal(&redis, SIGCONT);
     loop_end();
     for (size_t i = 0; i < 3; i++)
@@ -292,7 +255,7 @@ calls_are_cancelled_and_clients_closed_at_any_moment_of_their_life(void **unused
             loop_turn();
         for (size_t i = 0; i < 16; i++)
             if (!calls[i].done && rand_r(&seed) % 2) {
-                tg_async_cancel(loop.client, calls[i].call);
+                tg_async_cancel(client, calls[i].call);
                 calls[i].call = NULL;
                 under_way--;
             }
@@ -323,7 +286,7 @@ a_forked_child_is_answered_by_policy_and_leaves_the_parent_alone(void **unused)
     if (child == 0) {
         hit_later(&child_call, limiter, "a");
         const bool answered = child_call.done && child_call.decision.degraded;
-        tg_async_close(loop.client);
+        tg_async_close(client);
         tg_limiter_close(limiter);
         tg_store_close(store);
         _exit(answered ? 0 : 1);

@@ -1,37 +1,7 @@
 /* redis+cluster:// on a real cluster of three: each reply that only a cluster gives, brought about there, and identities
  * in different slots. Failover, and slots that move under load, are in test_cluster_moves.c. */
-#include "cluster.h"
-
-static cluster three;
-static pthread_t lateness;
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    unsetenv("TIDEGATE_SECRET");
-    lateness_begin(&lateness);
-    cluster_init(&three, 3, false, 1500);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    cluster_fini(&three);
-    lateness_end(lateness);
-    return 0;
-}
-
-static int
-begin(void **unused)
-{
-    (void)unused;
-    cluster_ask(&three, "FLUSHALL");
-    forget_notices();
-    return 0;
-}
+#define NODE_TIMEOUT_MS 1500
+#include "three_nodes.h"
 
 static tg_decision
 hit_two(tg_limiter *limiter, const char *a, const char *b, uint64_t cost)
@@ -48,12 +18,7 @@ hit_two(tg_limiter *limiter, const char *a, const char *b, uint64_t cost)
 static uint64_t
 remaining_of(tg_limiter *limiter, const char *who)
 {
-    const tg_part part = { .value = tg_text_of(who) };
-    const tg_dimension dimension = { &part, 1 };
-    tg_decision decision;
-    tg_error error = { .message = "" };
-    if (tg_limiter_peek(limiter, &dimension, 1, 1, &decision, &error) != TG_OK)
-        fail_msg("peek: %s", error.message);
+    const tg_decision decision = peek(limiter, who);
     assert_false(decision.degraded);
     return decision.remaining;
 }

@@ -2,82 +2,24 @@
  * caller's memory and without anybody waiting for it.
  *
  * test-builds: plain asan */
-#include "cluster.h"
+#define NODE_TIMEOUT_MS 1500
+#include "three_nodes.h"
 
 #include "core/core.h"
 #include "stores/redis/async.h"
 
-#include <poll.h>
-
-static cluster three;
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    unsetenv("TIDEGATE_SECRET");
-    cluster_init(&three, 3, false, 1500);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    cluster_fini(&three);
-    return 0;
-}
+#define HAND_LOOP_FDS 8
+#include "hand_loop.h"
 
 /* ---- a loop that is moved by hand ---- */
 
-static struct {
-    tg_store_async *client;
-    struct pollfd fds[8];
-    nfds_t fd_count;
-    uint64_t wakes_at_us;
-    bool flushes;
-} loop;
-
-static void
-on_watch(void *unused, int fd, bool readable, bool writable)
-{
-    (void)unused;
-    nfds_t i = 0;
-    while (i < loop.fd_count && loop.fds[i].fd != fd)
-        i++;
-    if (!readable && !writable) {
-        assert_true(i < loop.fd_count);
-        loop.fds[i] = loop.fds[--loop.fd_count];
-        return;
-    }
-    assert_true(i < 8);
-    loop.fds[i] = (struct pollfd){ .fd = fd, .events = (short)((readable ? POLLIN : 0) | (writable ? POLLOUT : 0)) };
-    if (i == loop.fd_count)
-        loop.fd_count++;
-}
-
-static void
-on_wake(void *unused, uint64_t in_us)
-{
-    (void)unused;
-    loop.wakes_at_us = in_us == UINT64_MAX ? UINT64_MAX : tg__monotonic_us() + in_us;
-}
-
-static void
-on_flush(void *unused)
-{
-    (void)unused;
-    loop.flushes = true;
-}
+static tg_store_async *client;
 
 static void
 loop_begin(tg_store *store)
 {
-    const tg_async_loop wishes = { NULL, on_watch, on_wake, on_flush };
-    loop.wakes_at_us = UINT64_MAX;
-    loop.fd_count = 0;
-    loop.flushes = false;
-    assert_int_equal(store->ops->async_open(store, &wishes, &loop.client, NULL), TG_OK);
+    const tg_async_loop wishes = hand_loop();
+    assert_int_equal(store->ops->async_open(store, &wishes, &client, NULL), TG_OK);
 }
 
 /* One thing that the client is told: a flush, one descriptor, or the timer. */
@@ -86,20 +28,20 @@ loop_step(void)
 {
     if (loop.flushes) {
         loop.flushes = false;
-        loop.client->ops->flush(loop.client);
+        client->ops->flush(client);
         return;
     }
     const int ready = poll(loop.fds, loop.fd_count, 5);
     for (nfds_t i = 0; ready > 0 && i < loop.fd_count; i++)
         if (loop.fds[i].revents) {
             const short seen = loop.fds[i].revents;
-            loop.client->ops->ready(loop.client, loop.fds[i].fd, (seen & (POLLIN | POLLHUP | POLLERR)) != 0,
-                                    (seen & (POLLOUT | POLLHUP | POLLERR)) != 0);
+            client->ops->ready(client, loop.fds[i].fd, (seen & (POLLIN | POLLHUP | POLLERR)) != 0,
+                               (seen & (POLLOUT | POLLHUP | POLLERR)) != 0);
             return;
         }
     if (loop.wakes_at_us <= tg__monotonic_us()) {
         loop.wakes_at_us = UINT64_MAX;
-        loop.client->ops->wake(loop.client);
+        client->ops->wake(client);
     }
 }
 
@@ -141,7 +83,7 @@ call(tg_store *store, tg_op op, const char *text, const char *name, const char *
         one->targets[i] = (tg_target){ .rule = &one->rule, .identity = &one->identities[i], .cost = 3 };
     }
     tg_error error = { .message = "" };
-    if (tg__async_begin(loop.client, op, one->targets, 2, 0, one->results, on_done, one, &one->call, &error) != TG_OK)
+    if (tg__async_begin(client, op, one->targets, 2, 0, one->results, on_done, one, &one->call, &error) != TG_OK)
         fail_msg("not begun: %s", error.message);
     return one;
 }
@@ -149,10 +91,7 @@ call(tg_store *store, tg_op op, const char *text, const char *name, const char *
 static uint64_t
 used(tg_limiter *limiter, const char *who)
 {
-    const tg_part part = { .value = tg_text_of(who) };
-    const tg_dimension dimension = { &part, 1 };
-    tg_decision decision;
-    assert_int_equal(tg_limiter_peek(limiter, &dimension, 1, 1, &decision, NULL), TG_OK);
+    const tg_decision decision = peek(limiter, who);
     assert_false(decision.degraded);
     return decision.limit - decision.remaining;
 }
@@ -172,7 +111,7 @@ cancel_after(tg_store *store, const char *text, const char *name, unsigned steps
     if (was_done)
         assert_int_equal(one->status, TG_OK);
     else
-        loop.client->ops->cancel(loop.client, one->call);
+        client->ops->cancel(client, one->call);
     free(one);
     return !was_done;
 }
@@ -211,7 +150,7 @@ whenever_a_hit_over_two_nodes_is_cancelled_neither_keeps_its_charge(void **unuse
             }
         }
         assert_true(charged_first > 0); /* the test has met what it is about */
-        loop.client->ops->close(loop.client);
+        client->ops->close(client);
         tg_limiter_close(limiter);
     }
     tg_store_close(store);
@@ -234,14 +173,14 @@ a_refund_over_two_nodes_that_is_cancelled_on_its_way_still_reaches_both(void **u
     one = call(store, TG_OP_REFUND, rule_texts[0], "refund", low, high);
     loop_step(); /* the words to the first node go out */
     assert_int_equal(one->done, 0);
-    loop.client->ops->cancel(loop.client, one->call);
+    client->ops->cancel(client, one->call);
     free(one);
     const uint64_t end_us = tg__monotonic_us() + 1000000;
     while (used(limiter, low) || used(limiter, high)) {
         assert_true(tg__monotonic_us() < end_us);
         loop_step();
     }
-    loop.client->ops->close(loop.client);
+    client->ops->close(client);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }
@@ -271,7 +210,7 @@ a_node_that_stops_keeps_a_cancelled_hit_no_longer_than_its_deadline(void **unuse
     loop_step(); /* hears of it, and asks the one that is silent */
     const int already = one->done;
     if (!already)
-        loop.client->ops->cancel(loop.client, one->call);
+        client->ops->cancel(client, one->call);
     free(one);
     const uint64_t end_us = tg__monotonic_us() + 300000;
     while (!already && used(limiter, low) != 3) {
@@ -281,7 +220,7 @@ a_node_that_stops_keeps_a_cancelled_hit_no_longer_than_its_deadline(void **unuse
     }
     server_signal(&three.nodes[2], SIGCONT);
     assert_int_equal(already, 0);
-    loop.client->ops->close(loop.client);
+    client->ops->close(client);
     cluster_wait(&three);
     tg_limiter_close(limiter);
     tg_store_close(store);
@@ -302,9 +241,9 @@ a_client_that_is_closed_ends_what_goes_on_alone(void **unused)
         assert_int_equal(one->done, 0);
         loop_step();
     }
-    loop.client->ops->cancel(loop.client, one->call);
+    client->ops->cancel(client, one->call);
     free(one);
-    loop.client->ops->close(loop.client);
+    client->ops->close(client);
     tg_limiter_close(limiter);
     tg_store_close(store);
 }

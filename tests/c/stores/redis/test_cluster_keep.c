@@ -1,39 +1,9 @@
 /* How many keys a cluster has: the sum over its primaries, each asked no more than a server alone would be.
  *
  * test-builds: plain asan */
-#include "cluster.h"
+#define NODE_TIMEOUT_MS 5000
+#include "three_nodes.h"
 #include "stores/redis/keep.h"
-
-static cluster three;
-static pthread_t lateness;
-
-static int
-begin_all(void **unused)
-{
-    (void)unused;
-    unsetenv("TIDEGATE_SECRET");
-    lateness_begin(&lateness);
-    cluster_init(&three, 3, false, 5000);
-    return 0;
-}
-
-static int
-end_all(void **unused)
-{
-    (void)unused;
-    cluster_fini(&three);
-    lateness_end(lateness);
-    return 0;
-}
-
-static int
-begin(void **unused)
-{
-    (void)unused;
-    cluster_ask(&three, "FLUSHALL");
-    forget_notices();
-    return 0;
-}
 
 static tg_store_stats
 stats_of(tg_store *store)

@@ -411,6 +411,24 @@ on_done(void *data, tg_status status, const tg_error *error)
     one->status = status;
 }
 
+static void
+open_on(loop *one, tg_store *store)
+{
+    *one = (loop){ .fd = -1 };
+    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ one, on_watch, on_wake, on_flush }, &one->client, NULL),
+                     TG_OK);
+}
+
+/* Of the limiter's one rule, for client "a". */
+static tg_target
+target_of(const tg_limiter *named, tg_identity *identity)
+{
+    const tg_rule *rules;
+    assert_int_equal(tg_limiter_rules(named, &rules), 1);
+    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, identity, NULL), TG_OK);
+    return (tg_target){ .rule = &rules[0], .identity = identity, .cost = 1 };
+}
+
 /* Whether it was answered without the loop. */
 static bool
 ask(loop *one, tg_op op, const tg_target *target, tg_result *result)
@@ -437,9 +455,8 @@ on_a_loop_a_known_denial_is_answered_at_once(void **unused)
 {
     (void)unused;
     tg_store *store = open_store(uri, NULL);
-    loop one = { .fd = -1 };
-    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
-                     TG_OK);
+    loop one;
+    open_on(&one, store);
     tg_rule rules[TG_RULES_MAX];
     size_t count;
     tg_identity identity;
@@ -488,15 +505,11 @@ on_a_loop_a_batch_that_does_not_fit_is_followed_by_what_is_needed(void **unused)
     tg_store *store = open_with("lease=10"), *elsewhere = open_store(plain_uri, NULL);
     tg_limiter *other = open_limiter(elsewhere, "100/hour token_bucket", "batch");
     tg_limiter *named = open_limiter(store, "100/hour token_bucket", "batch");
-    loop one = { .fd = -1 };
-    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
-                     TG_OK);
-    const tg_rule *rules;
+    loop one;
+    open_on(&one, store);
     tg_identity identity;
     tg_result result;
-    assert_int_equal(tg_limiter_rules(named, &rules), 1);
-    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, &identity, NULL), TG_OK);
-    const tg_target target = { .rule = &rules[0], .identity = &identity, .cost = 1 };
+    const tg_target target = target_of(named, &identity);
     for (int i = 0; i < 10; i++) {
         assert_int_equal(ask(&one, TG_OP_HIT, &target, &result), i > 0);
         assert_true(result.allowed && result.charged);
@@ -712,10 +725,9 @@ static void
 await_remaining(tg_limiter *elsewhere, uint64_t expected)
 {
     tg_decision decision = { .remaining = UINT64_MAX };
-    const tg_part part = { .value = tg_text_of("a") };
     for (int i = 0; i < 200 && decision.remaining != expected; i++) {
         sleep_us(10000);
-        assert_int_equal(tg_limiter_peek(elsewhere, &(tg_dimension){ &part, 1 }, 1, 1, &decision, NULL), TG_OK);
+        decision = peek(elsewhere, "a");
     }
     assert_int_equal(decision.remaining, expected);
 }
@@ -790,12 +802,11 @@ many_clients_in_one_flush_are_each_counted(void **unused)
     for (int i = 0; i < CLIENTS; i++) {
         char who[16];
         snprintf(who, sizeof who, "%d", i);
-        const tg_part part = { .value = tg_text_of(who) };
         tg_decision decision = { .remaining = 0 };
         while (decision.remaining != 990) {
             if (tg__monotonic_us() > end_us)
                 fail_msg("client %d: %u remain", i, (unsigned)decision.remaining);
-            assert_int_equal(tg_limiter_peek(other, &(tg_dimension){ &part, 1 }, 1, 1, &decision, NULL), TG_OK);
+            decision = peek(other, who);
         }
     }
     tg_limiter_close(limiter);
@@ -920,15 +931,11 @@ on_a_loop_what_is_known_to_fit_is_let_through_at_once(void **unused)
     (void)unused;
     tg_store *store = open_with("flush=200ms"), *elsewhere = open_store(plain_uri, NULL);
     tg_limiter *named = open_limiter(store, "1000/hour token_bucket", "loop"), *other = open_limiter(elsewhere, "1000/hour token_bucket", "loop");
-    loop one = { .fd = -1 };
-    assert_int_equal(store->ops->async_open(store, &(tg_async_loop){ &one, on_watch, on_wake, on_flush }, &one.client, NULL),
-                     TG_OK);
-    const tg_rule *rules;
+    loop one;
+    open_on(&one, store);
     tg_identity identity;
     tg_result result;
-    assert_int_equal(tg_limiter_rules(named, &rules), 1);
-    assert_int_equal(tg__identity_join(&(tg_part){ .value = tg_text_of("a") }, 1, &identity, NULL), TG_OK);
-    const tg_target target = { .rule = &rules[0], .identity = &identity, .cost = 1 };
+    const tg_target target = target_of(named, &identity);
     for (int i = 0; i < 50; i++) {
         assert_int_equal(ask(&one, TG_OP_HIT, &target, &result), i > 0);
         assert_true(result.allowed && result.charged);
