@@ -38,6 +38,7 @@ from tidegate._request_state import (
     RequestState,
     Scope,
     message_of,
+    refusal_of,
     refused_async,
 )
 from tidegate._routes import route_template
@@ -64,9 +65,23 @@ log = logging.getLogger("tidegate")
 
 class RateLimited(HTTPException):
     """A limit has refused the request. Its own handler answers with what every face of tidegate answers; register one
-    for this class, or for its status, to answer otherwise. `decision` holds the numbers."""
+    for this class, or for its status, to answer otherwise. `decision` holds the numbers.
 
-    def __init__(self, judgement: Judgement) -> None:
+    An endpoint that asks a limiter itself raises it with the Decision that refuses, of hit(), wait() or reserve():
+
+        async with limiter.reserve(user, cost=4000) as reservation:
+            if not reservation:
+                raise RateLimited(reservation.decision)
+
+    `conn`, the request, is needed where install(app) was not called, in mounted applications, and where a handler of your own
+    answers: their answers get the same fields and body then.
+    """
+
+    def __init__(self, refused: Judgement | Decision, conn: HTTPConnection | None = None) -> None:
+        judgement = refusal_of(refused)
+        if conn is not None:
+            _tell(conn.scope, judgement)
+            _make_answerable(conn.scope)
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
@@ -74,9 +89,18 @@ class RateLimited(HTTPException):
         super().__init__(judgement.status, message_of(self.body), fields)
 
 
+def _tell(scope: Scope, judgement: Judgement) -> None:
+    """Has a refusal by the application itself show on the answer. What limits have taken for the request stays taken: it has
+    come as far as its endpoint."""
+    state: RequestState | None = scope.get(SCOPE_KEY)
+    if state is not None and judgement not in state:
+        state.append(judgement)
+
+
 async def _answer(conn: HTTPConnection, error: Exception) -> Response | None:
     """The handler of RateLimited: the same bytes as every other face, also before a WebSocket is accepted."""
     assert isinstance(error, RateLimited)
+    _tell(conn.scope, error.judgement)
     if isinstance(conn, WebSocket):
         if conn.application_state is not WebSocketState.CONNECTING:
             await conn.close(1008, close_reason(error.judgement))  # accepted already: by an endpoint that asks itself
