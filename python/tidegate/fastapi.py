@@ -28,7 +28,7 @@ from starlette.websockets import WebSocketState
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi_async, shown
 from tidegate._limits import UNROUTED, Asked, Kind, Limit, check_cost, key_text, user_text
-from tidegate._openapi import describe
+from tidegate._openapi import describe, responses_of
 from tidegate._outcome import ChargeWhen, Pending
 from tidegate._request_state import (
     BODY_BYTES_MAX,
@@ -272,7 +272,7 @@ class RateLimit:
         )
         if judgement is None:
             judgement = await judges(judged, reads_body=True)
-        if judgement.missing == "ip" and is_test_client(scope):
+        if judgement.missing and (judgement.missing == "ip" or judgement.status) and is_test_client(scope):
             judged = with_loopback_client(judged)
             judgement = await judges(judged, reads_body=True)
         if judgement.needs_body:
@@ -539,7 +539,8 @@ def install(
                    fields are on refusals and scope["user"] is known. The gate in force is returned.
     user           for that gate: callable(scope) -> the user's id or None
     plan           likewise: callable(scope) -> the name of the client's plan or None
-    openapi        the schema of a FastAPI application tells of 429, its body and its fields where a route has a limit
+    openapi        the schema of a FastAPI application tells of 429, its body and its fields where a route has a limit, and of
+                   401 or 400 where that refuses requests that do not say who is asking
     """
     if app.middleware_stack is not None:
         raise RuntimeError("install(app) comes before the application's first request")
@@ -549,11 +550,15 @@ def install(
         app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user, plan=plan))
     app.exception_handlers.setdefault(RateLimited, _answer)
     if openapi:
-        describe(app, lambda call, endpoint: isinstance(call, RateLimit) and endpoint not in call._exempt)
+        describe(app, _answers_of)
     build = app.build_middleware_stack
     if not isinstance(build, _Build):
         setattr(app, "build_middleware_stack", _Build(build))
     return gate
+
+
+def _answers_of(call: Any, endpoint: Any) -> Mapping[str, Any]:
+    return responses_of(call.limit.unidentified) if isinstance(call, RateLimit) and endpoint not in call._exempt else {}
 
 
 class _Build:
