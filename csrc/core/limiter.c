@@ -159,9 +159,9 @@ say_nothing(tg_decision *decision)
     decision->retry_after_us = decision->reset_after_us = decision->delay_us = 0;
 }
 
-/* All of a judgement but those. */
+/* All but the decision. */
 static inline void
-begin_judgement(tg_judgement *judgement)
+clear_judgement(tg_judgement *judgement)
 {
     judgement->outcome = TG_UNMATCHED;
     judgement->status = 0;
@@ -169,7 +169,6 @@ begin_judgement(tg_judgement *judgement)
     judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
     judgement->watch_count = 0;
     judgement->waited_us = 0;
-    begin_decision(&judgement->decision);
 }
 
 /* What stands in the place of the limiter's own rules for this identity. false: nothing does. An override has at most as
@@ -813,32 +812,32 @@ plan_request(tg_bench *bench, const tg_request *request, tg_target_list *plan, t
     return TG_OK;
 }
 
-/* Returns the index of the limiter that is reported. */
-static inline size_t
-conclude(const tg_bench *bench, tg_judgement *judgement)
+static inline void
+conclude(const tg_limiter *reported, tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
-    size_t limiter = 0;
-    bool forbidden = false;
-    if (decision->result_count > 0) {
-        limiter = decision->results[decision->reported].limiter;
-        forbidden = decision->results[decision->reported].rule.algorithm == TG_DENY;
-    }
-    memcpy(judgement->policy, bench->limiters[limiter]->name, sizeof judgement->policy);
+    if (reported)
+        memcpy(judgement->policy, reported->name, sizeof judgement->policy);
     if (decision->allowed) {
         judgement->outcome = TG_ALLOWED;
         judgement->status = 0;
-    } else if (forbidden) {
-        judgement->outcome = TG_FORBIDDEN;
-        judgement->status = 403;
     } else if (decision->result_count == 0) {
         judgement->outcome = TG_UNAVAILABLE;
         judgement->status = 503;
+    } else if (decision->results[decision->reported].rule.algorithm == TG_DENY) {
+        judgement->outcome = TG_FORBIDDEN;
+        judgement->status = 403;
     } else {
         judgement->outcome = TG_DENIED;
         judgement->status = 429; /* RFC 6585 section 4 */
     }
-    return limiter;
+}
+
+void
+tg_limiter_conclude(const tg_limiter *limiter, tg_judgement *judgement)
+{
+    clear_judgement(judgement);
+    conclude(limiter, judgement);
 }
 
 tg_status
@@ -847,7 +846,8 @@ tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgemen
     const tg_request *const request = matter->request;
     tg_target_list plan;
     bench->reported = 0;
-    begin_judgement(judgement);
+    clear_judgement(judgement);
+    begin_decision(&judgement->decision);
     plan.count = 0;
     const tg_status status = tg__is_preflight(request) ? TG_OK : plan_request(bench, request, &plan, judgement, error);
     if (__builtin_expect(status != TG_OK || plan.count == 0, 0)) { /* perhaps all of it waits for the body */
@@ -866,7 +866,10 @@ tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgemen
     } else {
         decide(bench->limiters, bench->count, op, &plan, matter->until_us, &judgement->decision);
     }
-    bench->reported = conclude(bench, judgement);
+    const tg_decision *const decision = &judgement->decision;
+    if (decision->result_count > 0)
+        bench->reported = decision->results[decision->reported].limiter;
+    conclude(bench->limiters[bench->reported], judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
 }
@@ -916,6 +919,7 @@ tg__judgement_waited(tg_judgement *judgement, const tg_store *store, const tg_re
 void
 tg__judgement_unmatched(tg_judgement *judgement)
 {
-    begin_judgement(judgement);
+    clear_judgement(judgement);
+    begin_decision(&judgement->decision);
     say_nothing(&judgement->decision);
 }
