@@ -744,31 +744,44 @@ plan_request(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_
     return TG_OK;
 }
 
-static size_t
-conclude(tg_limiter *const *limiters, tg_judgement *judgement)
+/* All but the decision. */
+static void
+clear_judgement(tg_judgement *judgement)
+{
+    judgement->outcome = TG_UNMATCHED;
+    judgement->status = 0;
+    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
+    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
+    judgement->watch_count = 0;
+    judgement->waited_us = 0;
+}
+
+static void
+conclude(const tg_limiter *reported, tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
-    size_t limiter = 0;
-    bool forbidden = false;
-    if (decision->result_count > 0) {
-        limiter = decision->results[decision->reported].limiter;
-        forbidden = decision->results[decision->reported].rule.algorithm == TG_DENY;
-    }
-    memcpy(judgement->policy, limiters[limiter]->name, sizeof judgement->policy);
+    if (reported)
+        memcpy(judgement->policy, reported->name, sizeof judgement->policy);
     if (decision->allowed) {
         judgement->outcome = TG_ALLOWED;
         judgement->status = 0;
-    } else if (forbidden) {
-        judgement->outcome = TG_FORBIDDEN;
-        judgement->status = 403;
     } else if (decision->result_count == 0) {
         judgement->outcome = TG_UNAVAILABLE;
         judgement->status = 503;
+    } else if (decision->results[decision->reported].rule.algorithm == TG_DENY) {
+        judgement->outcome = TG_FORBIDDEN;
+        judgement->status = 403;
     } else {
         judgement->outcome = TG_DENIED;
         judgement->status = 429; /* RFC 6585 section 4 */
     }
-    return limiter;
+}
+
+void
+tg_limiter_conclude(const tg_limiter *limiter, tg_judgement *judgement)
+{
+    clear_judgement(judgement);
+    conclude(limiter, judgement);
 }
 
 tg_status
@@ -801,7 +814,10 @@ tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t li
     } else {
         decide(limiters, limiter_count, op, &plan, until_us, &judgement->decision);
     }
-    *reported = conclude(limiters, judgement);
+    const tg_decision *decision = &judgement->decision;
+    if (decision->result_count > 0)
+        *reported = decision->results[decision->reported].limiter;
+    conclude(limiters[*reported], judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
 }
@@ -851,12 +867,7 @@ tg__judgement_waited(tg_judgement *judgement, const tg_store *store, const tg_re
 void
 tg__judgement_unmatched(tg_judgement *judgement)
 {
-    judgement->outcome = TG_UNMATCHED;
-    judgement->status = 0;
-    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
-    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
-    judgement->watch_count = 0;
-    judgement->waited_us = 0;
+    clear_judgement(judgement);
     tg_decision *decision = &judgement->decision;
     begin_decision(decision);
     decision->allowed = true;

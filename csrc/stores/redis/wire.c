@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -63,6 +64,7 @@ struct tg_lookup {
     uint64_t deadline_us;
     struct addrinfo *found;
     char says[256]; /* what went wrong */
+    bool setup;     /* and it is a person's to change: one of them is no sentinel, or lets nobody ask */
     tg_redis_host server;
     size_t sentinel_count; /* 0: `server` is where to go */
     tg_redis_host sentinels[TG__SENTINELS_MAX];
@@ -100,7 +102,8 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
     redisReply *reply = NULL;
     tg_error error;
     const char *said = NULL;
-    if (tg__wire_open(&wire, &address, until_us, &error) != TG__TROUBLE_NONE)
+    tg_trouble trouble = tg__wire_open(&wire, &address, until_us, &error);
+    if (trouble != TG__TROUBLE_NONE)
         said = !address.tls                                               ? "is not reached"
                : strncmp(error.message, address.shown, strlen(address.shown)) == 0 ? error.message + strlen(address.shown) + 2
                                                                           : error.message;
@@ -118,13 +121,21 @@ ask_sentinel(tg_lookup *lookup, const tg_redis_host *sentinel, unsigned left)
             lookup->server.port = (uint16_t)port;
         }
     }
-    const bool refused = !said && reply->type == REDIS_REPLY_ERROR; /* by a password, or it is no sentinel: its words tell */
-    if (!known)
+    const bool refused = !said && reply->type == REDIS_REPLY_ERROR; /* its words tell why */
+    const bool server = refused && strncasecmp(reply->str, "ERR unknown command", 19) == 0;
+    char explained[320];
+    if (server)
+        trouble = TG__TROUBLE_SETUP;
+    else if (refused)
+        trouble = tg__redis_trouble(reply->str, explained, sizeof explained);
+    if (!known && (!lookup->setup || trouble == TG__TROUBLE_SETUP))
         snprintf(lookup->says, sizeof lookup->says, "sentinel %.100s:%u %.120s%s%.100s", sentinel->host, sentinel->port,
                  said ? said
                  : reply->type == REDIS_REPLY_NIL || reply->type == REDIS_REPLY_ARRAY ? "does not know this master"
-                                                                                      : "refuses to say",
+                 : server ? "is no sentinel (redis:// is for a server)"
+                          : "refuses to say",
                  refused ? ": " : "", refused ? reply->str : "");
+    lookup->setup = !known && (lookup->setup || trouble == TG__TROUBLE_SETUP);
     if (reply)
         freeReplyObject(reply);
     tg__wire_close(&wire);
@@ -241,11 +252,12 @@ tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrin
     pthread_mutex_lock(&lookup->lock);
     const bool done = lookup->done;
     const int result = lookup->result;
+    const bool setup = lookup->setup;
     if (done) {
         *found = lookup->found;
         lookup->found = NULL;
         if (result != 0)
-            tg__error(error, TG_E_STORE, "%s: %s", address->shown, lookup->says);
+            tg__error(error, setup ? TG_E_CONFIG : TG_E_STORE, "%s: %s", address->shown, lookup->says);
     }
     pthread_mutex_unlock(&lookup->lock);
     tg__lookup_give_up(lookup);
@@ -253,7 +265,7 @@ tg__lookup_end(tg_lookup *lookup, const tg_redis_address *address, struct addrin
         tg__error(error, TG_E_STORE, "%s: it was not found in time", address->shown);
         return TG__TROUBLE_TIMEOUT;
     }
-    return result == 0 ? TG__TROUBLE_NONE : TG__TROUBLE_LINK;
+    return result == 0 ? TG__TROUBLE_NONE : setup ? TG__TROUBLE_SETUP : TG__TROUBLE_LINK;
 }
 
 /* ---- connecting ---- */
