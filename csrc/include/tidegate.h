@@ -589,6 +589,11 @@ typedef struct tg_judgement {
 TG_API tg_status tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request,
                                    uint64_t cost, const tg_decision *const *prior, size_t prior_count,
                                    tg_judgement *judgement, tg_error *error);
+/* What tg_limiters_judge would have made of judgement->decision, which is the caller's: of a hit or a reservation that the
+ * application asked for itself, so that its refusal is answered as any other.
+ *
+ * limiter  that has decided; NULL: not known, `policy` stays empty */
+TG_API void tg_limiter_conclude(const tg_limiter *limiter, tg_judgement *judgement);
 
 /* ---- the gate: a rules file in force ------------------------------------------------------------------------------ */
 

@@ -322,6 +322,7 @@ PyObject *tgpy_judge_asgi_async(PyObject *module, PyObject *const *args, Py_ssiz
 PyObject *tgpy_gate_judge_asgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_gate_judge_wsgi(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tgpy_refusal(PyObject *module, PyObject *decision);
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */

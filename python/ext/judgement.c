@@ -836,6 +836,28 @@ tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObj
 }
 
 PyObject *
+tgpy_refusal(PyObject *module, PyObject *decision)
+{
+    tgpy_state *state = PyModule_GetState(module);
+    if (Py_TYPE(decision) != state->decision_type) {
+        PyErr_Format(PyExc_TypeError, "refusal() takes a Decision, not %R", (PyObject *)Py_TYPE(decision));
+        return NULL;
+    }
+    const tgpy_decision *given = (tgpy_decision *)decision;
+    if (given->allowed) {
+        PyErr_SetString(PyExc_ValueError, "refusal() takes a decision that refuses, and this one allows");
+        return NULL;
+    }
+    tg_judgement judgement;
+    tgpy_decision_restore(given, &judgement.decision);
+    /* Of several limiters that judged together only the first is known, and of a gate none. */
+    const bool known = given->owner && Py_TYPE(given->owner) == state->limiter_type &&
+                       (given->result_count == 0 || given->results[given->reported].limiter == 0);
+    tg_limiter_conclude(known ? ((tgpy_limiter *)given->owner)->limiter : NULL, &judgement);
+    return tgpy_judgement_new(state, given->owner, &judgement, NULL);
+}
+
+PyObject *
 tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     tgpy_state *state = PyModule_GetState(module);

@@ -108,6 +108,11 @@ static PyMethodDef module_methods[] = {
       "judge_wsgi($module, limiters, environ, /, *, route=None, user=None, cost=1, prior=(), plan=None, "
       "body=None, reads_body=False, keys=None)\n--\n\n"
       "As judge_asgi, of a WSGI environ. user: else REMOTE_USER." },
+    { "refusal", tgpy_refusal, METH_O,
+      "refusal($module, decision, /)\n--\n\n"
+      "The answer to a request that the application refuses itself, of a decision of hit(), wait() or reserve(): the status,\n"
+      "the fields and the body that every face sends for it, 429 with Retry-After in whole seconds, rounded up (RFC 9110\n"
+      "10.2.3). Raises ValueError for one that allows." },
     { FAST(client_address), METH_FASTCALL,
       "client_address($module, scope_or_environ, limiter_or_gate, /)\n--\n\n"
       "The client's address as it is counted: proxies walked, mapped addresses unmapped, IPv6 cut to its prefix.\n\n"
@@ -126,7 +131,8 @@ static PyMethodDef module_methods[] = {
       "the message that opens the answer, in place of fields of the same name. The message itself is not changed." },
     { "shown", tgpy_shown, METH_O,
       "shown($module, judgements, /)\n--\n\n"
-      "The judgement of a list whose fields a client sees: the tightest, by the smallest remaining, then the longest reset." },
+      "The judgement of a list whose fields a client sees: the last that refuses, else the tightest, by the smallest remaining,\n"
+      "then the longest reset." },
     { FAST(store_metrics), METH_FASTCALL,
       "store_metrics($module, limiter_or_gate, format, /)\n--\n\n"
       "What all processes have counted in its store, as \"text\", \"json\" or \"prometheus\"; as `tidegate stats`." },

@@ -7,14 +7,15 @@
 
 #define NOT_JUDGEMENTS "expected a list of Judgement"
 
-/* Whose fields the client sees: the tightest's, by the smallest remaining, then the longest reset; of equals the first.
+/* Whose fields the client sees: of the last that refuses, else the tightest's, by the smallest remaining, then the longest
+ * reset; of equals the first.
  * Borrowed; NULL where the list is empty, or with an exception set. */
 static tgpy_judgement *
 shown_of(const tgpy_state *state, PyObject *judgements)
 {
     tgpy_judgement *shown = NULL;
     const Py_ssize_t count = PyList_Size(judgements);
-    bool telling = false;
+    bool telling = false, refused = false;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(judgements, i);
         if (Py_TYPE(item) != state->judgement_type) {
@@ -25,12 +26,14 @@ shown_of(const tgpy_state *state, PyObject *judgements)
         const tgpy_decision *decision = judgement->decision;
         const bool tells = judgement->outcome != TG_UNMATCHED && judgement->outcome != TG_EXEMPT &&
                            !decision->degraded;
-        if (!shown || (tells && !telling) ||
-            (tells && (decision->remaining < shown->decision->remaining ||
-                       (decision->remaining == shown->decision->remaining &&
-                        decision->reset_after_us > shown->decision->reset_after_us)))) {
+        const bool tighter = !shown || (tells && !telling) ||
+                             (tells && (decision->remaining < shown->decision->remaining ||
+                                        (decision->remaining == shown->decision->remaining &&
+                                         decision->reset_after_us > shown->decision->reset_after_us)));
+        if (judgement->status || (!refused && tighter)) {
             shown = judgement;
             telling = tells;
+            refused = judgement->status != 0;
         }
     }
     return shown;

@@ -22,6 +22,7 @@ from tidegate._core import (
     RuleResult,
     StoreError,
     __version__,
+    refusal,
 )
 from tidegate._explain import Explanation, explain
 from tidegate._reservation import Reservation
@@ -42,4 +43,5 @@ __all__ = [
     "StoreError",
     "__version__",
     "explain",
+    "refusal",
 ]

@@ -153,6 +153,21 @@ def names_kind(by: Sequence[str], wanted: str) -> bool:
     )
 
 
+# What every request over HTTP has; an address is missing of local sockets alone, which are a matter of how the site is served.
+_ALWAYS_THERE = frozenset({"ip", "method", "path", "route", "host"})
+
+
+def may_be_missing(by: Sequence[str]) -> bool:
+    """Whether a request may not say who is asking: a dimension of which each alternative needs what some requests have not."""
+    return any(
+        all(
+            any(kind.strip().lower() not in _ALWAYS_THERE for kind in alternative.split("+"))
+            for alternative in entry.split("|")
+        )
+        for entry in by
+    )
+
+
 def with_window(limit: Asked, window_seconds: float | None) -> Asked:
     """limit= as a callable, with window_seconds=: the rules as a callable of the same arguments."""
 
@@ -232,8 +247,8 @@ class Limit:
     """One use of `rate_limit(...)`: its limiter, and what a face has to find out before it can ask it."""
 
     __slots__ = (
-        "limiters", "cost", "by", "needs_route", "needs_user", "keys", "cost_of", "rules_of", "charge_when", "_made",
-        "_by_text", "__weakref__",
+        "limiters", "cost", "by", "needs_route", "needs_user", "keys", "cost_of", "rules_of", "charge_when", "unidentified",
+        "_made", "_by_text", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +316,7 @@ class Limit:
             # What the file's `by` needs is the file's to say: all that a face knows is given.
             self.by: list[str] = []
             self.needs_route = self.needs_user = True
+            self.unidentified: int | None = None
             self.limiters = (
                 Limiter(policy=policy, config=config, store=store, clock=clock, timeout=timeout, enabled=enabled),
             )
@@ -319,6 +335,9 @@ class Limit:
             self.by = [joined_with_route(entry) for entry in self.by]
         self.needs_route = names_kind(self.by, "route")
         self.needs_user = names_kind(self.by, "user")
+        rejects = missing_identity or "reject 401"
+        # The status of a request that does not say who is asking. None: there is none such, or it is let through.
+        self.unidentified = int(rejects[-3:]) if rejects.startswith("reject") and may_be_missing(self.by) else None
 
         def made(text: str) -> Limiter:
             return Limiter(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
-from tidegate._core import Judgement, StoreError
+from tidegate._core import Decision, Judgement, StoreError, refusal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -72,6 +72,14 @@ async def settle_async(state: RequestState, status: int, headers: Sequence[tuple
     for begun in [judgement.settle_async(status, headers) for judgement in state if judgement.settles]:
         with contextlib.suppress(StoreError):
             await begun
+
+
+def refusal_of(refused: Judgement | Decision) -> Judgement:
+    """What a face's RateLimited is made of."""
+    judgement = refusal(refused) if isinstance(refused, Decision) else refused
+    if not judgement.status:
+        raise ValueError("RateLimited says that a request is refused, and this judgement lets it through")
+    return judgement
 
 
 def message_of(body: bytes) -> str:

@@ -124,7 +124,7 @@ class TidegateMiddleware:
         for judge in judges:
             if judgement is None:
                 judgement = await judge(judged, prior=state, **asks)
-            if judgement.missing == "ip" and is_test_client(scope):
+            if judgement.missing and (judgement.missing == "ip" or judgement.status) and is_test_client(scope):
                 judged = with_loopback_client(scope)
                 judgement = await judge(judged, prior=state, **asks)
             if judgement.needs_body:

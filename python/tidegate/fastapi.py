@@ -28,7 +28,7 @@ from starlette.websockets import WebSocketState
 
 from tidegate._core import Answers, Decision, Gate, Judgement, Limiter, ManualClock, asgi_hit, judge_asgi_async, shown
 from tidegate._limits import UNROUTED, Asked, Kind, Limit, check_cost, key_text, user_text
-from tidegate._openapi import describe
+from tidegate._openapi import describe, responses_of
 from tidegate._outcome import ChargeWhen, Pending
 from tidegate._request_state import (
     BODY_BYTES_MAX,
@@ -38,6 +38,7 @@ from tidegate._request_state import (
     RequestState,
     Scope,
     message_of,
+    refusal_of,
     refused_async,
 )
 from tidegate._routes import route_template
@@ -64,9 +65,23 @@ log = logging.getLogger("tidegate")
 
 class RateLimited(HTTPException):
     """A limit has refused the request. Its own handler answers with what every face of tidegate answers; register one
-    for this class, or for its status, to answer otherwise. `decision` holds the numbers."""
+    for this class, or for its status, to answer otherwise. `decision` holds the numbers.
 
-    def __init__(self, judgement: Judgement) -> None:
+    An endpoint that asks a limiter itself raises it with the Decision that refuses, of hit(), wait() or reserve():
+
+        async with limiter.reserve(user, cost=4000) as reservation:
+            if not reservation:
+                raise RateLimited(reservation.decision)
+
+    `conn`, the request, is needed where install(app) was not called, in mounted applications, and where a handler of your own
+    answers: their answers get the same fields and body then.
+    """
+
+    def __init__(self, refused: Judgement | Decision, conn: HTTPConnection | None = None) -> None:
+        judgement = refusal_of(refused)
+        if conn is not None:
+            _tell(conn.scope, judgement)
+            _make_answerable(conn.scope)
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
@@ -74,9 +89,18 @@ class RateLimited(HTTPException):
         super().__init__(judgement.status, message_of(self.body), fields)
 
 
+def _tell(scope: Scope, judgement: Judgement) -> None:
+    """Has a refusal by the application itself show on the answer. What limits have taken for the request stays taken: it has
+    come as far as its endpoint."""
+    state: RequestState | None = scope.get(SCOPE_KEY)
+    if state is not None and judgement not in state:
+        state.append(judgement)
+
+
 async def _answer(conn: HTTPConnection, error: Exception) -> Response | None:
     """The handler of RateLimited: the same bytes as every other face, also before a WebSocket is accepted."""
     assert isinstance(error, RateLimited)
+    _tell(conn.scope, error.judgement)
     if isinstance(conn, WebSocket):
         if conn.application_state is not WebSocketState.CONNECTING:
             await conn.close(1008, close_reason(error.judgement))  # accepted already: by an endpoint that asks itself
@@ -248,7 +272,7 @@ class RateLimit:
         )
         if judgement is None:
             judgement = await judges(judged, reads_body=True)
-        if judgement.missing == "ip" and is_test_client(scope):
+        if judgement.missing and (judgement.missing == "ip" or judgement.status) and is_test_client(scope):
             judged = with_loopback_client(judged)
             judgement = await judges(judged, reads_body=True)
         if judgement.needs_body:
@@ -515,7 +539,8 @@ def install(
                    fields are on refusals and scope["user"] is known. The gate in force is returned.
     user           for that gate: callable(scope) -> the user's id or None
     plan           likewise: callable(scope) -> the name of the client's plan or None
-    openapi        the schema of a FastAPI application tells of 429, its body and its fields where a route has a limit
+    openapi        the schema of a FastAPI application tells of 429, its body and its fields where a route has a limit, and of
+                   401 or 400 where that refuses requests that do not say who is asking
     """
     if app.middleware_stack is not None:
         raise RuntimeError("install(app) comes before the application's first request")
@@ -525,11 +550,15 @@ def install(
         app.user_middleware.append(Middleware(TidegateMiddleware, gate=gate, user=user, plan=plan))
     app.exception_handlers.setdefault(RateLimited, _answer)
     if openapi:
-        describe(app, lambda call, endpoint: isinstance(call, RateLimit) and endpoint not in call._exempt)
+        describe(app, _answers_of)
     build = app.build_middleware_stack
     if not isinstance(build, _Build):
         setattr(app, "build_middleware_stack", _Build(build))
     return gate
+
+
+def _answers_of(call: Any, endpoint: Any) -> Mapping[str, Any]:
+    return responses_of(call.limit.unidentified) if isinstance(call, RateLimit) and endpoint not in call._exempt else {}
 
 
 class _Build:

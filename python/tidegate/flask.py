@@ -17,10 +17,21 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from flask import Blueprint, Flask, Request, Response, after_this_request, current_app, g, request, request_started
+from flask import (
+    Blueprint,
+    Flask,
+    Request,
+    Response,
+    after_this_request,
+    current_app,
+    g,
+    has_request_context,
+    request,
+    request_started,
+)
 from werkzeug.exceptions import HTTPException, default_exceptions
 from werkzeug.wrappers import Response as WerkzeugResponse
 
@@ -28,7 +39,7 @@ from tidegate._core import Decision, Gate, Judgement, Limiter, ManualClock, judg
 from tidegate._flask_commands import commands
 from tidegate._limits import UNROUTED, Kind, Limit, Needs, check_cost, key_text, user_text
 from tidegate._outcome import ChargeWhen, Pending, give_back
-from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, message_of, refused, settle
+from tidegate._request_state import BODY_BYTES_MAX, SCOPE_KEY, RequestState, message_of, refusal_of, refused, settle
 
 __all__ = ["RateLimit", "RateLimited", "Tidegate", "rate_limit"]
 
@@ -47,9 +58,26 @@ _EXEMPT = "__tidegate_exempt__"  # on a view: the Tidegate objects that leave it
 
 class RateLimited(HTTPException):
     """A limit has refused the request. It is also the werkzeug exception of its status (TooManyRequests for 429), so
-    `errorhandler(429)` and `errorhandler(RateLimited)` both meet it. `decision` holds the numbers."""
+    `errorhandler(429)` and `errorhandler(RateLimited)` both meet it. `decision` holds the numbers.
 
-    def __init__(self, judgement: Judgement) -> None:
+    A view that asks a limiter itself raises it with the Decision that refuses, of hit(), wait() or reserve():
+
+        with limiter.reserve(user, cost=4000) as reservation:
+            if not reservation:
+                raise RateLimited(reservation.decision)
+    """
+
+    def __new__(cls, refused: Judgement | Decision) -> Self:
+        # Flask looks for a handler by the class's code.
+        return super().__new__(_class_of(refusal_of(refused).status) if cls is RateLimited else cls)
+
+    def __init__(self, refused: Judgement | Decision) -> None:
+        judgement = refusal_of(refused)
+        if has_request_context():
+            state = _state_of(request._get_current_object())  # type: ignore[attr-defined]
+            if judgement not in state:
+                # What limits have taken for the request stays taken: it has come as far as its view.
+                state.append(judgement)
         self.judgement = judgement
         self.decision: Decision = judgement.decision
         self.body: bytes = judgement.body
@@ -69,10 +97,6 @@ def _class_of(status: int) -> type[RateLimited]:
     general = default_exceptions.get(status)
     bases = (RateLimited,) if general is None else (RateLimited, general)
     return type("RateLimited", bases, {"code": status, "__doc__": RateLimited.__doc__, "__module__": __name__})
-
-
-def _refusal(judgement: Judgement) -> RateLimited:
-    return _class_of(judgement.status)(judgement)
 
 
 def _state_of(actual: Request) -> RequestState:
@@ -184,7 +208,7 @@ def _with_body(judged: Callable[..., Judgement], actual: Request, state: Request
 def _settle(judgement: Judgement, state: RequestState) -> None:
     if judgement.status:
         refused(state, judgement)
-        raise _refusal(judgement)
+        raise RateLimited(judgement)
     state.append(judgement)
 
 

@@ -518,6 +518,62 @@ def test_the_schema_tells_of_429_with_its_body_and_fields_where_a_route_has_a_li
     assert {name.lower() for name in told["headers"]} <= set(refused.headers)
 
 
+@pytest.mark.parametrize(
+    ("by", "missing_identity", "status"),
+    [
+        ("user", None, 401),
+        ("user", "reject 401", 401),
+        ("user", "reject 400", 400),
+        ("user", "shared", None),
+        ("ip", None, None),
+        ("user|ip", None, None),
+        ("ip|user", None, None),
+        ("user|header:X-Api-Key", None, 401),
+        ("header:X-Api-Key", None, 401),
+        ("ip+Header:X-Api-Key", "reject 400", 400),
+        (["ip", "query:key"], None, 401),
+        (["host", "path"], None, None),
+    ],
+)
+def test_the_schema_tells_how_a_limit_answers_who_does_not_say_who_is_asking(
+    limit: Setting, by: Any, missing_identity: str | None, status: int | None
+) -> None:
+    app = FastAPI()
+    install(app)
+    app.get("/", dependencies=[Depends(limit(by=by, missing_identity=missing_identity))])(lambda: "ok")
+    responses = app.openapi()["paths"]["/"]["get"]["responses"]
+    assert set(responses) == {"200", "429"} | ({str(status)} if status else set())
+    # It is true: a request that says nothing is answered so.
+    answer = TestClient(app).get("/")
+    assert answer.status_code == (status or 200)
+    if status:
+        told = responses[str(status)]
+        schema = told["content"]["application/json"]["schema"]
+        assert set(answer.json()) == set(schema["required"])
+        assert answer.json()["code"] == schema["properties"]["code"]["const"]
+        assert answer.json()["retry_after"] is None and schema["properties"]["retry_after"] == {"type": "null"}
+        assert {name.lower() for name in told.get("headers", {})} == set(answer.headers) & {"www-authenticate"}
+
+
+def test_the_schema_of_a_user_limit_tells_of_401_unless_the_route_does_itself(limit: Setting) -> None:
+    app = FastAPI()
+    install(app)
+    users = user_rate_limit("5/minute", **limit.own)
+
+    def tenant(conn: HTTPConnection) -> None:
+        return None
+
+    app.get("/", dependencies=[Depends(users)])(lambda: "ok")
+    app.get("/own", dependencies=[Depends(users)], responses={401: {"description": "mine"}})(lambda: "ok")
+    app.get("/key", dependencies=[Depends(limit(by=tenant))])(lambda: "ok")
+    app.get("/free", dependencies=[Depends(users)])(users.exempt(lambda: "free"))
+    paths = app.openapi()["paths"]
+    said = {path: paths[path]["get"]["responses"].get("401", {}).get("description") for path in paths}
+    ours = "The request does not say who is asking, and a limit counts by that"
+    assert said == {"/": ours, "/own": "mine", "/key": ours, "/free": None}
+    assert [TestClient(app).get(path).status_code for path in paths] == [401, 401, 401, 200]
+
+
 def test_the_schema_stays_as_it_was_where_nobody_wants_it(limit: Setting) -> None:
     app = FastAPI()
     install(app, openapi=False)

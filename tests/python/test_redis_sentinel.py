@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate import ConfigError, Limiter
+from tidegate import ConfigError, Decision, Limiter
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 import sentinel
 from cluster import wait_for
 from sentinel import Site
-from server import Lateness
+from server import Lateness, Server, free_port
 
 
 @pytest.fixture
@@ -81,8 +82,45 @@ def test_a_master_that_no_sentinel_knows_is_told(site: Site, caplog: pytest.LogC
     one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}/other")
     assert one.hit("a").degraded
     assert "does not know this master" in caplog.text
-    two = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.master.port}/other")
-    assert two.hit("a").degraded
-    assert "refuses to say: ERR unknown command" in caplog.text, "that is a server, no sentinel"
     with pytest.raises(ConfigError, match="names the master"):
         Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}")
+
+
+def test_a_server_where_a_sentinel_is_named_is_an_error_when_no_sentinel_knows_better(site: Site) -> None:
+    server, nobody = f"127.0.0.1:{site.master.port}", f"127.0.0.1:{free_port()}"
+    for hosts in (server, f"{server},{nobody}", f"{nobody},{server}", f"{server},127.0.0.1:{site.port}/other?"):
+        uri = f"redis+sentinel://{hosts}" + ("" if "?" in hosts else "/site")
+        with pytest.raises(ConfigError, match=f"sentinel {server} is no sentinel .redis:// is for a server.: ERR unknown"):
+            Limiter("50/hour", name="x", store=uri)
+    one = Limiter("50/hour", name="x", store=f"redis+sentinel://{server},127.0.0.1:{site.port}/site?timeout_ms=2000")
+    assert not one.hit("a").degraded, "another one tells"
+
+
+def test_a_sentinel_that_wants_a_password_is_an_error_and_one_that_is_not_there_is_none(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.ask("ACL", "SETUSER", "default", "resetpass", ">s3cret")
+    with pytest.raises(ConfigError, match="refuses to say: NOAUTH"):
+        Limiter("50/hour", name="x", store=site.uri)
+    one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{free_port()}/site")
+    assert one.hit("a").degraded
+    assert "store-failing" in caplog.text and "is not reached" in caplog.text
+
+
+def test_a_sentinel_that_becomes_none_while_running_is_trouble_of_the_store_and_raises_nothing(site: Site) -> None:
+    sentinel, server = site.sentinels[0], None
+    one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{sentinel.port}/site?timeout_ms=2000")
+    assert not one.hit("a").degraded
+    sentinel.close()
+    try:
+        server = Server(port=sentinel.port)
+        site.master("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert one.hit("a").degraded
+        assert asyncio.run(asked_on_a_loop(one)).degraded
+    finally:
+        if server:
+            server.close()
+
+
+async def asked_on_a_loop(one: Limiter) -> Decision:
+    return await one.hit_async("a")

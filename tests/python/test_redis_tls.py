@@ -79,6 +79,16 @@ def test_nobody_is_believed_whom_no_authority_vouches_for(secured: Secured) -> N
         Limiter("3/minute", name="x", store=secured.uri(verify="perhaps"))
 
 
+def test_a_sentinel_that_is_not_believed_and_a_server_that_is_none_are_errors_when_opened(secured: Secured) -> None:
+    def uri(**options: object) -> str:
+        return secured.uri(**options).replace("rediss://", "rediss+sentinel://").replace("?", "/site?")
+
+    with pytest.raises(ConfigError, match="certificate is not accepted"):
+        Limiter("3/minute", name="x", store=uri(ca=None))
+    with pytest.raises(ConfigError, match="is no sentinel"):
+        Limiter("3/minute", name="x", store=uri())
+
+
 def test_a_server_that_asks_for_a_certificate_is_shown_ours(certificates: Certificates) -> None:
     one = Secured(certificates, "yes")
     try:

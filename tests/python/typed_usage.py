@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 import tidegate.asgi
 import tidegate.limits_storage
 import tidegate.wsgi
-from tidegate import Decision, Explanation, Gate, Limiter, ManualClock, explain
+from tidegate import Decision, Explanation, Gate, Limiter, ManualClock, explain, refusal
 from tidegate.client import WaitTimeout, limited
 from tidegate.fastapi import MessageLimit, RateLimit, RateLimited, install, message_limit, rate_limit, user_rate_limit
 from tidegate.flask import Tidegate
@@ -75,6 +75,15 @@ async def ws(socket: WebSocket) -> None:
 async def refused(request: Any, error: RateLimited) -> Any:
     assert_type(error.decision, Decision)
     return None
+
+
+async def refuses_itself(limiter: Limiter, socket: WebSocket) -> None:
+    async with limiter.reserve("u", cost=4000) as reservation:
+        if not reservation:
+            raise RateLimited(reservation.decision)
+    if not (decision := limiter.hit("u")):
+        assert_type(refusal(decision).body, bytes)
+        raise RateLimited(refusal(decision), socket)
 
 
 # ---- Flask, WSGI, ASGI ----
