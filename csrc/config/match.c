@@ -213,11 +213,12 @@ typedef struct subject {
     char method[TG_METHOD_BYTES_MAX];
 } subject;
 
-static bool
+/* Each kind of criterion apart: what is passed through for a policy is what it asks for, and no more. */
+#define OUT_OF_LINE __attribute__((noinline))
+
+static OUT_OF_LINE bool
 meets_path(const tg_match *match, subject *of)
 {
-    if (match->path_count == 0)
-        return true;
     if (!of->has_path) {
         of->path_length = tg__path_spell(of->request->path, !of->as_sent, of->path, &of->differs);
         of->path[of->path_length] = '/';
@@ -230,11 +231,9 @@ meets_path(const tg_match *match, subject *of)
     return false;
 }
 
-static bool
+static OUT_OF_LINE bool
 meets_method(const tg_match *match, subject *of)
 {
-    if (match->method_count == 0)
-        return true;
     if (!of->has_method) {
         of->method_length = tg__method_normalise(of->request->method, of->method);
         of->has_method = true;
@@ -249,11 +248,9 @@ meets_method(const tg_match *match, subject *of)
     return false;
 }
 
-static bool
+static OUT_OF_LINE bool
 meets_host(const tg_match *match, subject *of)
 {
-    if (match->host_count == 0)
-        return true;
     if (!of->has_host) {
         of->host_length = tg__host_normalise(of->request->host, of->host);
         of->has_host = true;
@@ -264,13 +261,13 @@ meets_host(const tg_match *match, subject *of)
     return false;
 }
 
-static bool
+static OUT_OF_LINE bool
 meets_route(const tg_match *match, const tg_request *request)
 {
     for (size_t i = 0; i < match->route_count; i++)
         if (tg__pattern_meets(&match->routes[i], request->route))
             return true;
-    return match->route_count == 0;
+    return false;
 }
 
 enum { HEADER_BYTES_MAX = 8192 }; /* of a value; servers take no longer lines */
@@ -288,7 +285,7 @@ meets_value(const tg_match_header *header, tg_text value)
 }
 
 /* Sent several times, one line that meets is enough. */
-static bool
+static OUT_OF_LINE bool
 meets_headers(const tg_match *match, const tg_request *request)
 {
     for (size_t i = 0; i < match->header_count; i++) {
@@ -303,6 +300,15 @@ meets_headers(const tg_match *match, const tg_request *request)
     return true;
 }
 
+static inline bool
+meets(const tg_match *match, subject *of)
+{
+    return (match->method_count == 0 || meets_method(match, of)) && (match->path_count == 0 || meets_path(match, of)) &&
+           (match->host_count == 0 || meets_host(match, of)) &&
+           (match->route_count == 0 || meets_route(match, of->request)) &&
+           (match->header_count == 0 || meets_headers(match, of->request));
+}
+
 /* The policies of one reading of the path, in the file's order. */
 static size_t
 find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
@@ -313,9 +319,7 @@ find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
         const tg_policy *policy = &config->policies[i];
         if (decided && !policy->also)
             continue;
-        if (policy->match && !(meets_method(policy->match, of) && meets_path(policy->match, of) &&
-                               meets_host(policy->match, of) && meets_route(policy->match, of->request) &&
-                               meets_headers(policy->match, of->request)))
+        if (policy->match && !meets(policy->match, of))
             continue;
         found[count++] = i;
         decided |= !policy->also;

@@ -407,12 +407,11 @@ judge_turn(tg_async_call *call, bool answered, tg_status status, tg_error *error
     inquiry->answered = answered;
     inquiry->status = status;
     inquiry->error = error;
+    const tg_matter matter = { call->request, call->cost, call->prior, call->prior_count, call->until_us, inquiry };
     const tg_status judged =
-        call->snapshot ? tg__snapshot_judge(call->snapshot, call->client->store, call->request, call->cost, call->prior,
-                                            call->prior_count, call->until_us, call->judgement, call->answer, inquiry, error)
-                       : tg__limiters_judge_all(call->limiters, call->limiter_count, call->request, call->cost,
-                                                call->prior, call->prior_count, call->until_us, call->judgement, inquiry,
-                                                error);
+        call->snapshot
+            ? tg__snapshot_judge(call->snapshot, call->client->store, &matter, call->judgement, call->answer, error)
+            : tg__limiters_judge(call->limiters, call->limiter_count, &matter, call->judgement, error);
     if (judged == TG__PENDING)
         ask(call, inquiry->op, inquiry->plan.targets, inquiry->plan.count, inquiry->asked.results);
     return judged;

@@ -66,11 +66,27 @@ tg__waits_until(const tg_store *store, uint64_t waited_us)
     return tg__monotonic_us() + (waited_us < store->timeout_us ? store->timeout_us - waited_us : 0);
 }
 
-/* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters, each with a cost of its own, at most TG_LIMIT_MAX. `reported` is the
- * index of the limiter whose name the judgement bears. `until_us`: of tg__waits_until. TG__PENDING: see inquiry.h. */
-tg_status tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
-                             const tg_request *request, const tg_decision *const *prior, size_t prior_count,
-                             uint64_t until_us, tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error);
+/* What is to be judged. One pointer to it goes down where eight arguments would be put on the stack anew by each function. */
+typedef struct tg_matter {
+    const tg_request *request;
+    uint64_t cost;
+    const tg_decision *const *prior;
+    size_t prior_count;
+    uint64_t until_us;   /* of tg__waits_until */
+    tg_inquiry *inquiry; /* NULL: the store is waited for */
+} tg_matter;
+
+/* Limiters that judge it together, all or nothing. */
+typedef struct tg_bench {
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    uint64_t costs[TG_LIMITERS_MAX]; /* of each, at most TG_LIMIT_MAX: the matter's own is not looked at */
+    size_t places[TG_LIMITERS_MAX];  /* judge.c: of each its place among the policies that the request meets */
+    size_t count;
+    size_t reported; /* receives the index of the limiter whose name the judgement bears */
+} tg_bench;
+
+/* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters. TG__PENDING: see inquiry.h. */
+tg_status tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgement, tg_error *error);
 
 /* tg_identity_show; what is of `private_kinds` (TG_PRIVATE_) is hidden as well. */
 void tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size);

@@ -759,12 +759,11 @@ tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_
 {
     look_if_due(gate);
     const size_t pinned = pin(gate);
-    const uint64_t until_us = tg__waits_until(gate->store, request->waited_us);
-    const tg_status status = tg__snapshot_judge(snapshot_at(gate, pinned), gate->store, request, cost, prior, prior_count,
-                                                until_us, judgement, answer, NULL, error);
+    const tg_matter matter = { request, cost, prior, prior_count, tg__waits_until(gate->store, request->waited_us), NULL };
+    const tg_status status = tg__snapshot_judge(snapshot_at(gate, pinned), gate->store, &matter, judgement, answer, error);
     unpin(gate, pinned);
-    if (until_us)
-        tg__judgement_waited(judgement, gate->store, request, until_us);
+    if (matter.until_us)
+        tg__judgement_waited(judgement, gate->store, request, matter.until_us);
     return status;
 }
 

@@ -39,10 +39,9 @@ tg_status tg__config_check(const tg_config *config, unsigned faces, tg_store *st
 bool tg__config_find(const tg_config *config, tg_text name, size_t *at);
 tg_status tg__config_no_policy(const tg_config *config, tg_text name, tg_error *error);
 
-/* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. `until_us`: see tg__limiters_judge. */
-tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
-                             const tg_decision *const *prior, size_t prior_count, uint64_t until_us,
-                             tg_judgement *judgement, tg_answer *answer, tg_inquiry *inquiry, tg_error *error);
+/* judge.c: tg_gate_judge under a snapshot that stays where it is for the call. */
+tg_status tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_matter *matter, tg_judgement *judgement,
+                             tg_answer *answer, tg_error *error);
 
 /* The snapshot in force, held until it is let go. `looks`: at the file first, where that is due. */
 const tg_snapshot *tg__gate_pin(tg_gate *gate, bool looks, size_t *pinned);

@@ -56,8 +56,7 @@ void tg__decision_degraded(tg_limiter *limiter, tg_op op, const tg_target_list *
 size_t tg__refund_targets(const tg_decision *decision, tg_target targets[TG_TARGETS_MAX]);
 void tg__refund_done(tg_decision *decision);
 /* tg_limiters_judge. */
-tg_status tg__limiters_judge_all(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                                 const tg_decision *const *prior, size_t prior_count, uint64_t until_us,
-                                 tg_judgement *judgement, tg_inquiry *inquiry, tg_error *error);
+tg_status tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_matter *matter,
+                             tg_judgement *judgement, tg_error *error);
 
 #endif

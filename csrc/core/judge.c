@@ -14,12 +14,8 @@
 typedef struct court {
     const tg_snapshot *now;
     tg_store *store;
-    const tg_request *request;
-    const tg_decision *const *prior;
-    size_t prior_count;
-    uint64_t cost;
-    tg_inquiry *inquiry; /* NULL: the store is waited for */
-    uint64_t until_us;   /* then: no longer than this */
+    const tg_matter *matter;
+    const tg_request *request; /* the matter's */
     tg_judgement *judgement;
     const size_t *found;                      /* the policies that the request meets, by their place in the file */
     const tg_style *style;                    /* of the policy that is reported */
@@ -54,19 +50,11 @@ name_policy(tg_judgement *judgement, const char *name)
     memcpy(judgement->policy, name, strlen(name) + 1);
 }
 
-/* Limiters that judge together, all or nothing; of each its place among the policies that the request meets. */
-typedef struct bench {
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    uint64_t costs[TG_LIMITERS_MAX];
-    size_t places[TG_LIMITERS_MAX];
-    size_t count;
-} bench;
-
 /* A peek is no decision, and one that waits for the body comes again with it. */
-static bool
+static inline bool
 is_counted(const court *of)
 {
-    return !of->request->peek && !of->judgement->needs_body && !tg__inquiry_repeats(of->inquiry);
+    return !of->request->peek && !of->judgement->needs_body && !tg__inquiry_repeats(of->matter->inquiry);
 }
 
 static void
@@ -77,16 +65,13 @@ count_at(const court *of, size_t at, tg_metric metric)
 }
 
 static tg_status
-judge_together(court *of, const bench *together, tg_error *error)
+judge_together(court *of, tg_bench *together, tg_error *error)
 {
-    size_t reported;
     tg_judgement *judgement = of->judgement;
-    const tg_status status = tg__limiters_judge(together->limiters, together->costs, together->count, of->request,
-                                                of->prior, of->prior_count, of->until_us, judgement, &reported, of->inquiry,
-                                                error);
+    const tg_status status = tg__bench_judge(together, of->matter, judgement, error);
     if (status == TG_OK && is_counted(of))
-        tg__metrics_judged(together->limiters, together->count, judgement, reported);
-    of->style = &of->judging[together->places[reported]]->style;
+        tg__metrics_judged(together, judgement);
+    of->style = &of->judging[together->places[together->reported]]->style;
     const uint16_t own_status = of->style->statuses[judgement->outcome];
     if (status == TG_OK && own_status)
         judgement->status = own_status;
@@ -98,7 +83,7 @@ judge_together(court *of, const bench *together, tg_error *error)
 static tg_status
 judge_simply(court *of, size_t count, tg_error *error)
 {
-    bench together;
+    tg_bench together;
     if (count == 0) {
         tg__judgement_unmatched(of->judgement);
         return TG_OK;
@@ -106,7 +91,7 @@ judge_simply(court *of, size_t count, tg_error *error)
     for (size_t i = 0; i < count; i++) {
         of->judging[i] = &of->now->config->policies[of->found[i]];
         together.limiters[i] = of->now->limiters[of->found[i]];
-        together.costs[i] = of->cost;
+        together.costs[i] = of->matter->cost;
         together.places[i] = i;
     }
     together.count = of->judging_count = count;
@@ -196,7 +181,7 @@ exempt(court *of, const char *policy)
 
 /* Results name their policy by its place among all that the request meets. */
 static void
-name_places(tg_decision *decision, const bench *seats)
+name_places(tg_decision *decision, const tg_bench *seats)
 {
     for (size_t i = 0; i < decision->result_count; i++)
         decision->results[i].limiter = (uint8_t)seats->places[decision->results[i].limiter];
@@ -211,26 +196,25 @@ is_refusal(const tg_judgement *judgement)
 /* What is not enforced judges when the rest has let through: on its own, so that it takes nothing from a request that it
  * would refuse, and nothing of what it says reaches the rest. */
 static tg_status
-judge_aside(const court *of, const bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
+judge_aside(const court *of, tg_bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
-    const tg_status status = tg__limiters_judge(aside->limiters, aside->costs, aside->count, of->request, of->prior,
-                                                of->prior_count, of->until_us, said, reported, of->inquiry, error);
+    const tg_status status = tg__bench_judge(aside, of->matter, said, error);
+    *reported = aside->places[aside->reported];
     if (status == TG_OK && is_counted(of) && !said->needs_body) {
-        const size_t at = of->found[aside->places[*reported]];
+        const size_t at = of->found[*reported];
         if (is_refusal(said) && refused == TG_METRIC_PAUSED)
             tg__watch_let_through(&of->now->watches[at], of->now->limiters[at]);
         else if (is_refusal(said))
-            tg__metrics_one(aside->limiters[*reported], refused);
+            tg__metrics_one(aside->limiters[aside->reported], refused);
         else
-            tg__metrics_judged(aside->limiters, aside->count, said, *reported);
+            tg__metrics_judged(aside, said);
     }
-    *reported = aside->places[*reported];
     return status;
 }
 
 /* What was charged aside joins the decision: a later refusal gives it back, a second look at the request finds it. */
 static void
-keep_charges(tg_decision *decision, const tg_decision *aside, const bench *seats)
+keep_charges(tg_decision *decision, const tg_decision *aside, const tg_bench *seats)
 {
     for (size_t i = 0; i < aside->result_count; i++) {
         const tg_result *result = &aside->results[i];
@@ -255,7 +239,7 @@ keep_charges(tg_decision *decision, const tg_decision *aside, const bench *seats
 
 /* Those in `mode: challenge`, or those that are paused: what they refuse is let through, what they let through counts. */
 static tg_status
-judge_lenient(court *of, const bench *lenient, tg_metric refused, bool alone, tg_error *error)
+judge_lenient(court *of, tg_bench *lenient, tg_metric refused, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
@@ -285,7 +269,7 @@ judge_lenient(court *of, const bench *lenient, tg_metric refused, bool alone, tg
 }
 
 static tg_status
-judge_shadows(court *of, const bench *shadows, bool alone, tg_error *error)
+judge_shadows(court *of, tg_bench *shadows, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
@@ -306,11 +290,11 @@ judge_shadows(court *of, const bench *shadows, bool alone, tg_error *error)
 }
 
 static void
-take_seat(const court *of, bench *seats, size_t place)
+take_seat(const court *of, tg_bench *seats, size_t place)
 {
     const tg_policy *policy = &of->now->config->policies[of->found[place]];
     seats->limiters[seats->count] = limiter_of(of, of->found[place]);
-    seats->costs[seats->count] = times(of->cost, cost_of(&policy->cost, of->request));
+    seats->costs[seats->count] = times(of->matter->cost, cost_of(&policy->cost, of->request));
     seats->places[seats->count++] = place;
 }
 
@@ -339,11 +323,11 @@ is_paused_here(const court *of, size_t place)
 {
     if (of->now->config->policies[of->found[place]].pause.period_us == 0)
         return false;
-    if (tg__inquiry_repeats(of->inquiry))
-        return of->inquiry->paused >> place & 1;
+    if (tg__inquiry_repeats(of->matter->inquiry))
+        return of->matter->inquiry->paused >> place & 1;
     const bool paused = is_paused(of, of->found[place]);
-    if (of->inquiry && paused)
-        of->inquiry->paused |= (uint8_t)(1u << place);
+    if (of->matter->inquiry && paused)
+        of->matter->inquiry->paused |= (uint8_t)(1u << place);
     return paused;
 }
 
@@ -355,7 +339,7 @@ settles(const tg_policy *policy)
 
 /* Those that are enforced first; the others when nothing of it is refused, nor waits for the body. */
 static tg_status
-judge_seated(court *of, const bench benches[BENCHES], tg_error *error)
+judge_seated(court *of, tg_bench benches[BENCHES], tg_error *error)
 {
     bool alone = benches[BENCH_ENFORCE].count == 0;
     tg_status status = TG_OK;
@@ -383,7 +367,7 @@ judge_wholly(court *of, size_t count, tg_error *error)
 {
     const tg_config *config = of->now->config;
     tg_judgement *judgement = of->judgement;
-    bench benches[BENCHES];
+    tg_bench benches[BENCHES];
     uint32_t watches[TG_LIMITERS_MAX];
     size_t watch_count = 0;
     bool settling = false, judged = false;
@@ -488,26 +472,22 @@ log_decisions(const court *of, size_t count)
 }
 
 tg_status
-tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_request *request, uint64_t cost,
-                   const tg_decision *const *prior, size_t prior_count, uint64_t until_us, tg_judgement *judgement,
-                   tg_answer *answer, tg_inquiry *inquiry, tg_error *error)
+tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_matter *matter, tg_judgement *judgement,
+                   tg_answer *answer, tg_error *error)
 {
+    const tg_request *const request = matter->request;
     size_t found[TG_LIMITERS_MAX];
     court of; /* `judging` is not cleared */
     of.now = now;
     of.store = store;
+    of.matter = matter;
     of.request = request;
-    of.prior = prior;
-    of.prior_count = prior_count;
-    of.cost = cost;
-    of.inquiry = inquiry;
-    of.until_us = until_us;
     of.judgement = judgement;
     of.style = &now->config->style;
     of.judging_count = 0;
     of.found = found;
-    if (cost > TG_LIMIT_MAX)
-        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
+    if (matter->cost > TG_LIMIT_MAX)
+        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, matter->cost);
     size_t count = 1;
     if (request->policy.length == 0)
         count = tg__config_match(now->config, request, found);

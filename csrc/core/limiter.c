@@ -149,6 +149,28 @@ begin_decision(tg_decision *decision)
     decision->identity_count = 0;
 }
 
+/* The plain fields, where nothing was decided: all that comes of a decision else writes them. */
+static void
+say_nothing(tg_decision *decision)
+{
+    decision->allowed = true;
+    decision->reported = 0;
+    decision->limit = decision->burst = decision->remaining = 0;
+    decision->retry_after_us = decision->reset_after_us = decision->delay_us = 0;
+}
+
+/* All but the decision. */
+static inline void
+clear_judgement(tg_judgement *judgement)
+{
+    judgement->outcome = TG_UNMATCHED;
+    judgement->status = 0;
+    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
+    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
+    judgement->watch_count = 0;
+    judgement->waited_us = 0;
+}
+
 /* What stands in the place of the limiter's own rules for this identity. false: nothing does. An override has at most as
  * many rules as its policy, so there is room. */
 static bool
@@ -194,14 +216,15 @@ add_targets(tg_target_list *plan, const tg_limiter *limiter, size_t limiter_inde
     if (__builtin_expect(tg__overrides_any(limiter->store), 0) &&
         add_overridden(plan, limiter, limiter_index, identity_index, cost, decision))
         return TG_OK;
-    for (size_t i = 0; i < rule_count; i++) {
-        tg_result *const result = &decision->results[first + i];
-        result->rule = limiter->rules[i];
+    const tg_rule *rule = limiter->rules;
+    tg_result *result = &decision->results[first];
+    for (tg_target *target = &plan->targets[first]; target < plan->targets + first + rule_count; target++) {
+        result->rule = *rule;
         result->identity = (uint8_t)identity_index;
         result->limiter = (uint8_t)limiter_index;
-        result->cost = cost;
-        plan->targets[first + i] = (tg_target){
-            .rule = &limiter->rules[i],
+        result++->cost = cost;
+        *target = (tg_target){
+            .rule = rule++,
             .identity = identity,
             .cost = cost,
             .on_full = (uint8_t)limiter->on_full,
@@ -686,77 +709,110 @@ mark_charged(tg_target *target, const tg_decision *const *prior, size_t prior_co
         }
 }
 
-/* The identity of one dimension, put into the decision, or found there: the store hashes each once. */
-static tg_status
-identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, tg_judgement *judgement, size_t *index,
-         tg_error *error)
+static __attribute__((noinline)) void
+mark_all_charged(tg_target_list *plan, const tg_matter *matter)
 {
-    tg_decision *decision = &judgement->decision;
-    tg_identity beyond; /* it may still be one of those that are there */
-    const bool full = decision->identity_count == TG_DIMENSIONS_MAX;
-    tg_identity *identity = full ? &beyond : &decision->identities[decision->identity_count];
+    for (size_t i = 0; i < plan->count; i++)
+        mark_charged(&plan->targets[i], matter->prior, matter->prior_count);
+}
+
+/* The identity of one dimension, or the stand-in for it. TG_E_UNSUPPORTED: it waits for the body. */
+static inline tg_status
+identity_of(const tg_limiter *limiter, const tg_by *by, const tg_request *request, tg_judgement *judgement,
+            tg_identity *identity, tg_error *error)
+{
     const tg_status status = tg__by_of_request(by, limiter->client, request, identity, judgement->missing, error);
-    if (status == TG_E_UNSUPPORTED) {
-        judgement->needs_body = true;
-        *index = SIZE_MAX;
-        return TG_OK;
-    }
-    if (status == TG_E_IDENTITY && limiter->missing_identity == TG_MISSING_SHARED)
-        tg__by_shared(by, identity);
-    else if (status != TG_OK)
+    if (__builtin_expect(status != TG_E_IDENTITY || limiter->missing_identity != TG_MISSING_SHARED, 1))
         return status;
-    for (*index = 0; *index < decision->identity_count; ++*index)
-        if (same_identity(&decision->identities[*index], identity))
-            return TG_OK;
-    if (full)
-        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
-    decision->identity_count++;
+    tg__by_shared(by, identity);
     return TG_OK;
 }
 
-static tg_status
-plan_request(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count, const tg_request *request,
-             tg_target_list *plan, tg_judgement *judgement, size_t *reported, tg_error *error)
+/* Its index among those of the decision; their number: it is none of them. */
+static __attribute__((noinline)) size_t
+find_identity(const tg_decision *decision, const tg_identity *identity)
 {
-    plan->count = 0;
-    for (size_t i = 0; i < limiter_count; i++) {
-        if (limiters[i]->by_count == 0)
-            return tg__error(error, TG_E_ARG, "limiter '%s' has no `by`: it cannot tell who sent a request",
-                             limiters[i]->name);
-        if (limiters[i]->store != limiters[0]->store)
+    size_t at = 0;
+    while (at < decision->identity_count && !same_identity(&decision->identities[at], identity))
+        at++;
+    return at;
+}
+
+/* Where no identity has a place any more it may still be one of those that are there. */
+static __attribute__((noinline, cold)) tg_status
+identify_beyond(const tg_limiter *limiter, const tg_by *by, const tg_request *request, tg_judgement *judgement,
+                size_t *index, tg_error *error)
+{
+    tg_identity beyond;
+    const tg_status status = identity_of(limiter, by, request, judgement, &beyond, error);
+    if (status != TG_OK)
+        return status;
+    *index = find_identity(&judgement->decision, &beyond);
+    if (*index == TG_DIMENSIONS_MAX)
+        return tg__error(error, TG_E_ARG, "one decision judges at most %d identities", TG_DIMENSIONS_MAX);
+    return TG_OK;
+}
+
+/* Puts the identity of one dimension into the decision, or finds it there: the store hashes each once. */
+static inline tg_status
+identify(const tg_limiter *limiter, const tg_by *by, const tg_request *request, tg_judgement *judgement, size_t *index,
+         tg_error *error)
+{
+    tg_decision *const decision = &judgement->decision;
+    const size_t count = decision->identity_count;
+    if (__builtin_expect(count == TG_DIMENSIONS_MAX, 0))
+        return identify_beyond(limiter, by, request, judgement, index, error);
+    tg_identity *const identity = &decision->identities[count];
+    const tg_status status = identity_of(limiter, by, request, judgement, identity, error);
+    if (status != TG_OK)
+        return status;
+    *index = count > 0 ? find_identity(decision, identity) : 0;
+    if (*index == count)
+        decision->identity_count = (uint8_t)(count + 1);
+    return TG_OK;
+}
+
+/* Identities are missing: what missing_identity asks for is an answer, not a failure. */
+static __attribute__((noinline, cold)) void
+conclude_unidentified(const tg_limiter *limiter, tg_judgement *judgement)
+{
+    judgement->outcome = TG_UNIDENTIFIED;
+    judgement->status = limiter->missing_identity == TG_MISSING_REJECT_400 ? 400 : 401;
+    memcpy(judgement->policy, limiter->name, sizeof judgement->policy);
+    judgement->needs_body = false;
+    judgement->decision.allowed = false;
+    judgement->decision.result_count = 0;
+}
+
+static __attribute__((noinline)) tg_status
+plan_request(tg_bench *bench, const tg_request *request, tg_target_list *plan, tg_judgement *judgement, tg_error *error)
+{
+    for (size_t i = 0; i < bench->count; i++) {
+        const tg_limiter *const limiter = bench->limiters[i];
+        if (limiter->by_count == 0)
+            return tg__error(error, TG_E_ARG, "limiter '%s' has no `by`: it cannot tell who sent a request", limiter->name);
+        if (limiter->store != bench->limiters[0]->store)
             return tg__error(error, TG_E_ARG, "limiters '%s' and '%s' count in different stores: judge them one by one",
-                             limiters[0]->name, limiters[i]->name);
-        for (size_t j = 0; j < limiters[i]->by_count; j++) {
-            size_t index = 0;
-            tg_status status = identify(limiters[i], limiters[i]->by[j], request, judgement, &index, error);
-            if (status == TG_E_IDENTITY) {
-                judgement->outcome = TG_UNIDENTIFIED;
-                judgement->status = limiters[i]->missing_identity == TG_MISSING_REJECT_400 ? 400 : 401;
-                memcpy(judgement->policy, limiters[i]->name, sizeof judgement->policy);
-                *reported = i;
+                             bench->limiters[0]->name, limiter->name);
+        for (size_t j = 0; j < limiter->by_count; j++) {
+            size_t index;
+            tg_status status = identify(limiter, limiter->by[j], request, judgement, &index, error);
+            if (status == TG_E_UNSUPPORTED) {
+                judgement->needs_body = true;
+                continue;
             }
-            if (status == TG_OK && index != SIZE_MAX)
-                status = add_targets(plan, limiters[i], i, index, costs[i], &judgement->decision, error);
-            if (status != TG_OK)
+            if (status == TG_OK)
+                status = add_targets(plan, limiter, i, index, bench->costs[i], &judgement->decision, error);
+            if (status != TG_OK) {
+                bench->reported = i;
                 return status;
+            }
         }
     }
     return TG_OK;
 }
 
-/* All but the decision. */
-static void
-clear_judgement(tg_judgement *judgement)
-{
-    judgement->outcome = TG_UNMATCHED;
-    judgement->status = 0;
-    judgement->policy[0] = judgement->missing[0] = judgement->shadow_policy[0] = '\0';
-    judgement->challenged = judgement->shadow_denied = judgement->needs_body = judgement->settles = false;
-    judgement->watch_count = 0;
-    judgement->waited_us = 0;
-}
-
-static void
+static inline void
 conclude(const tg_limiter *reported, tg_judgement *judgement)
 {
     const tg_decision *decision = &judgement->decision;
@@ -785,61 +841,57 @@ tg_limiter_conclude(const tg_limiter *limiter, tg_judgement *judgement)
 }
 
 tg_status
-tg__limiters_judge(tg_limiter *const *limiters, const uint64_t *costs, size_t limiter_count,
-                   const tg_request *request, const tg_decision *const *prior, size_t prior_count, uint64_t until_us,
-                   tg_judgement *judgement, size_t *reported, tg_inquiry *inquiry, tg_error *error)
+tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgement, tg_error *error)
 {
-    *reported = 0;
-    tg__judgement_unmatched(judgement);
-    if (tg__is_preflight(request))
-        return TG_OK;
+    const tg_request *const request = matter->request;
     tg_target_list plan;
-    const tg_status status = plan_request(limiters, costs, limiter_count, request, &plan, judgement, reported, error);
-    if (status == TG_E_IDENTITY) {
-        judgement->decision.allowed = false;
-        judgement->decision.result_count = 0;
-        judgement->needs_body = false;
-        return TG_OK; /* the answer missing_identity asks for, not a failure */
+    bench->reported = 0;
+    clear_judgement(judgement);
+    begin_decision(&judgement->decision);
+    plan.count = 0;
+    const tg_status status = tg__is_preflight(request) ? TG_OK : plan_request(bench, request, &plan, judgement, error);
+    if (__builtin_expect(status != TG_OK || plan.count == 0, 0)) { /* perhaps all of it waits for the body */
+        say_nothing(&judgement->decision);
+        if (status != TG_E_IDENTITY)
+            return status;
+        conclude_unidentified(bench->limiters[bench->reported], judgement);
+        return TG_OK;
     }
-    if (status != TG_OK)
-        return status;
-    if (plan.count == 0)
-        return TG_OK; /* all of it waits for the body */
-    for (size_t i = 0; prior_count > 0 && i < plan.count; i++)
-        mark_charged(&plan.targets[i], prior, prior_count);
+    if (matter->prior_count > 0)
+        mark_all_charged(&plan, matter);
     const tg_op op = request->peek ? TG_OP_PEEK : TG_OP_HIT;
-    if (__builtin_expect(inquiry != NULL, 0)) {
-        if (!decide_later(inquiry, limiters, limiter_count, op, &plan, &judgement->decision))
+    if (__builtin_expect(matter->inquiry != NULL, 0)) {
+        if (!decide_later(matter->inquiry, bench->limiters, bench->count, op, &plan, &judgement->decision))
             return TG__PENDING;
     } else {
-        decide(limiters, limiter_count, op, &plan, until_us, &judgement->decision);
+        decide(bench->limiters, bench->count, op, &plan, matter->until_us, &judgement->decision);
     }
-    const tg_decision *decision = &judgement->decision;
+    const tg_decision *const decision = &judgement->decision;
     if (decision->result_count > 0)
-        *reported = decision->results[decision->reported].limiter;
-    conclude(limiters[*reported], judgement);
+        bench->reported = decision->results[decision->reported].limiter;
+    conclude(bench->limiters[bench->reported], judgement);
     judgement->needs_body &= judgement->status == 0; /* a refusal is final: its body is never read */
     return TG_OK;
 }
 
 tg_status
-tg__limiters_judge_all(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
-                       const tg_decision *const *prior, size_t prior_count, uint64_t until_us, tg_judgement *judgement,
-                       tg_inquiry *inquiry, tg_error *error)
+tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_matter *matter, tg_judgement *judgement,
+                   tg_error *error)
 {
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
                          limiter_count);
-    if (cost > TG_LIMIT_MAX)
-        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, cost);
-    uint64_t costs[TG_LIMITERS_MAX];
-    size_t reported;
-    for (size_t i = 0; i < limiter_count; i++)
-        costs[i] = cost;
-    const tg_status status = tg__limiters_judge(limiters, costs, limiter_count, request, prior, prior_count, until_us,
-                                                judgement, &reported, inquiry, error);
-    if (status == TG_OK && !request->peek)
-        tg__metrics_judged(limiters, limiter_count, judgement, reported);
+    if (matter->cost > TG_LIMIT_MAX)
+        return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, matter->cost);
+    tg_bench bench;
+    bench.count = limiter_count;
+    for (size_t i = 0; i < limiter_count; i++) {
+        bench.limiters[i] = limiters[i];
+        bench.costs[i] = matter->cost;
+    }
+    const tg_status status = tg__bench_judge(&bench, matter, judgement, error);
+    if (status == TG_OK && !matter->request->peek)
+        tg__metrics_judged(&bench, judgement);
     return status;
 }
 
@@ -848,8 +900,8 @@ tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_re
                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
 {
     const uint64_t until_us = limiter_count ? tg__waits_until(limiters[0]->store, request->waited_us) : 0;
-    const tg_status status = tg__limiters_judge_all(limiters, limiter_count, request, cost, prior, prior_count, until_us,
-                                                    judgement, NULL, error);
+    const tg_matter matter = { request, cost, prior, prior_count, until_us, NULL };
+    const tg_status status = tg__limiters_judge(limiters, limiter_count, &matter, judgement, error);
     if (until_us)
         tg__judgement_waited(judgement, limiters[0]->store, request, until_us);
     return status;
@@ -868,10 +920,6 @@ void
 tg__judgement_unmatched(tg_judgement *judgement)
 {
     clear_judgement(judgement);
-    tg_decision *decision = &judgement->decision;
-    begin_decision(decision);
-    decision->allowed = true;
-    decision->reported = 0;
-    decision->limit = decision->burst = decision->remaining = 0;
-    decision->retry_after_us = decision->reset_after_us = decision->delay_us = 0;
+    begin_decision(&judgement->decision);
+    say_nothing(&judgement->decision);
 }

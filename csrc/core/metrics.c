@@ -34,37 +34,22 @@ tg__metrics_one(const tg_limiter *limiter, tg_metric metric)
 }
 
 void
-tg__metrics_judged(tg_limiter *const *limiters, size_t limiter_count, const tg_judgement *judgement, size_t reported)
+tg__metrics_judged(const tg_bench *bench, const tg_judgement *judgement)
 {
-    tg_metric metric = TG_METRIC_ALLOWED;
-    bool each = false;
-    switch (judgement->outcome) {
-    case TG_UNMATCHED:
+    static const uint8_t metrics[TG_OUTCOMES] = {
+        [TG_ALLOWED] = TG_METRIC_ALLOWED,     [TG_DENIED] = TG_METRIC_DENIED,
+        [TG_FORBIDDEN] = TG_METRIC_FORBIDDEN, [TG_UNIDENTIFIED] = TG_METRIC_UNIDENTIFIED,
+        [TG_EXEMPT] = TG_METRIC_EXEMPT,       [TG_UNAVAILABLE] = TG_METRIC_DEGRADED,
+    };
+    const tg_outcome outcome = judgement->outcome;
+    if (outcome == TG_UNMATCHED)
         return;
-    case TG_ALLOWED:
-        metric = judgement->decision.degraded ? TG_METRIC_DEGRADED : TG_METRIC_ALLOWED;
-        each = true;
-        break;
-    case TG_EXEMPT:
-        metric = TG_METRIC_EXEMPT;
-        each = true;
-        break;
-    case TG_DENIED:
-        metric = judgement->decision.degraded ? TG_METRIC_DEGRADED : TG_METRIC_DENIED;
-        break;
-    case TG_FORBIDDEN:
-        metric = TG_METRIC_FORBIDDEN;
-        break;
-    case TG_UNIDENTIFIED:
-        metric = TG_METRIC_UNIDENTIFIED;
-        break;
-    case TG_UNAVAILABLE:
-        metric = TG_METRIC_DEGRADED;
-        break;
-    }
-    for (size_t i = 0; i < limiter_count; i++)
-        if (each || i == reported)
-            tg__metrics_one(limiters[i], metric);
+    const bool by_store = (outcome != TG_ALLOWED && outcome != TG_DENIED) || !judgement->decision.degraded;
+    const tg_metric metric = by_store ? (tg_metric)metrics[outcome] : TG_METRIC_DEGRADED;
+    const bool each = outcome == TG_ALLOWED || outcome == TG_EXEMPT;
+    for (size_t i = 0; i < bench->count; i++)
+        if (each || i == bench->reported)
+            tg__metrics_one(bench->limiters[i], metric);
 }
 
 /* ---- reading ---- */

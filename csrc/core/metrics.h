@@ -47,7 +47,7 @@ tg__metric_of(const tg_decision *decision)
 /* Counts at one of them. */
 void tg__metrics_one(const tg_limiter *limiter, tg_metric metric);
 
-/* Counts a judgement over `limiters`; `reported` is the index of the one whose name it bears. */
-void tg__metrics_judged(tg_limiter *const *limiters, size_t limiter_count, const tg_judgement *judgement, size_t reported);
+/* Counts a judgement. */
+void tg__metrics_judged(const tg_bench *bench, const tg_judgement *judgement);
 
 #endif

@@ -25,21 +25,37 @@ put(writer *out, tg_text text)
     out->used += text.length;
 }
 
-static void
-put_word(writer *out, const char *word)
+/* Of a literal the compiler counts the bytes. */
+static inline tg_text
+word(const char *literal)
 {
-    put(out, tg_text_of(word));
+    return (tg_text){ literal, strlen(literal) };
+}
+
+static void
+put_word(writer *out, const char *text)
+{
+    put(out, word(text));
+}
+
+enum { DIGITS_MAX = 20 }; /* of a uint64_t */
+
+/* Backwards from `end`; returns where the number begins. */
+static inline char *
+write_digits(char *end, uint64_t number)
+{
+    do {
+        *--end = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    return end;
 }
 
 static void
 put_number(writer *out, uint64_t number)
 {
-    char digits[20], *at = digits + sizeof digits;
-    do {
-        *--at = (char)('0' + number % 10);
-        number /= 10;
-    } while (number);
-    put(out, (tg_text){ at, (size_t)(digits + sizeof digits - at) });
+    char digits[DIGITS_MAX], *const end = digits + sizeof digits, *const begin = write_digits(end, number);
+    put(out, (tg_text){ begin, (size_t)(end - begin) });
 }
 
 /* Into a JSON string, and into a quoted string of a header: both escape '"' and '\' alike. What is not printable
@@ -64,17 +80,20 @@ written_since(const writer *out, size_t start)
 }
 
 static void
-add(tg_answer *answer, const char *name, tg_text value)
+add(tg_answer *answer, tg_text name, tg_text value)
 {
-    answer->fields[answer->field_count++] = (tg_field){ tg_text_of(name), value };
+    answer->fields[answer->field_count++] = (tg_field){ name, value };
 }
 
+/* Each at the end of a place where any number would do, so that it is written where it stays. */
 static void
-add_number(writer *out, const char *name, uint64_t number)
+add_number(writer *out, tg_text name, uint64_t number)
 {
-    const size_t start = out->used;
-    put_number(out, number);
-    add(out->answer, name, written_since(out, start));
+    if (DIGITS_MAX > TG_ANSWER_BYTES_MAX - out->used)
+        return;
+    out->used += DIGITS_MAX;
+    char *const end = out->answer->storage + out->used, *const begin = write_digits(end, number);
+    add(out->answer, name, (tg_text){ begin, (size_t)(end - begin) });
 }
 
 /* Rounded up: waiting as long as we say is always enough. */
@@ -88,8 +107,6 @@ static const char *
 reason_of(int status)
 {
     switch (status) {
-    case 0:
-        return "";
     case 400:
         return "Bad Request";
     case 401:
@@ -156,7 +173,7 @@ add_challenge(writer *out, tg_text missing)
         put_escaped(out, name);
         put_word(out, "\"");
     }
-    add(out->answer, "WWW-Authenticate", written_since(out, start));
+    add(out->answer, word("WWW-Authenticate"), written_since(out, start));
 }
 
 /* A text of the rules file: already as JSON writes it, but for the seconds. */
@@ -273,7 +290,7 @@ window_seconds(const tg_rule *rule)
     return us > UINT64_MAX / 2 ? UINT64_MAX / 2 / SECOND_US : whole_seconds((uint64_t)us);
 }
 
-static void
+static __attribute__((noinline)) void
 add_ietf(writer *out, const tg_judgement *judgement, const tg_style_facts *facts)
 {
     item items[TG_TARGETS_MAX];
@@ -305,7 +322,7 @@ add_ietf(writer *out, const tg_judgement *judgement, const tg_style_facts *facts
             }
         }
         if (out->used > start)
-            add(out->answer, field == 0 ? IETF_POLICY_FIELD : IETF_STATE_FIELD, written_since(out, start));
+            add(out->answer, word(field == 0 ? IETF_POLICY_FIELD : IETF_STATE_FIELD), written_since(out, start));
     }
 }
 
@@ -386,13 +403,34 @@ add_limits(writer *out, const tg_judgement *judgement, const tg_style *style, co
 {
     const tg_decision *decision = &judgement->decision;
     if (style->fields & TG_FIELDS_X_RATELIMIT) {
-        add_number(out, "X-RateLimit-Limit", decision->limit);
-        add_number(out, "X-RateLimit-Remaining", decision->remaining);
-        add_number(out, "X-RateLimit-Reset",
+        add_number(out, word("X-RateLimit-Limit"), decision->limit);
+        add_number(out, word("X-RateLimit-Remaining"), decision->remaining);
+        add_number(out, word("X-RateLimit-Reset"),
                    whole_seconds(style->epoch ? facts->utc_us + decision->reset_after_us : decision->reset_after_us));
     }
     if (style->fields & TG_FIELDS_IETF)
         add_ietf(out, judgement, facts);
+}
+
+/* All that only a refusal has. */
+static __attribute__((noinline)) void
+add_refusal(writer *out, const tg_judgement *judgement, const tg_style *style, const tg_style_facts *facts)
+{
+    tg_answer *const answer = out->answer;
+    const tg_outcome outcome = judgement->outcome;
+    const uint64_t retry_after_us = judgement->decision.retry_after_us;
+    const bool waits = (outcome == TG_DENIED || outcome == TG_UNAVAILABLE) && retry_after_us != TG_NEVER;
+    uint64_t wait = whole_seconds(retry_after_us);
+    if (wait == 0 || outcome == TG_UNAVAILABLE)
+        wait = 1; /* "0" invites the client back before it can pass; a silent store has no better guess */
+    answer->reason = reason_of(answer->status);
+    if (waits)
+        add_number(out, word("Retry-After"), wait);
+    if (answer->status == 401)
+        add_challenge(out, tg_text_of(judgement->missing));
+    add(answer, word("Cache-Control"), word("no-store")); /* or a cache answers in our place after the wait */
+    add(answer, word("Content-Type"), word(style->problem ? "application/problem+json" : "application/json"));
+    answer->body = write_body(out, judgement, style, facts, waits, wait);
 }
 
 void
@@ -407,7 +445,7 @@ tg__answer_make(const tg_judgement *judgement, const tg_style *style, const tg_s
     if (!facts)
         facts = &no_facts;
     answer->status = outcome == TG_UNMATCHED || outcome == TG_EXEMPT ? 0 : judgement->status;
-    answer->reason = reason_of(answer->status);
+    answer->reason = "";
     answer->field_count = 0;
     answer->body = (tg_text){ NULL, 0 };
 
@@ -415,25 +453,11 @@ tg__answer_make(const tg_judgement *judgement, const tg_style *style, const tg_s
     if ((outcome == TG_ALLOWED || outcome == TG_DENIED) && !decision->degraded)
         add_limits(&out, judgement, style, facts);
     if (judgement->challenged)
-        add(answer, "X-RateLimit-Challenge", tg_text_of("required"));
+        add(answer, word("X-RateLimit-Challenge"), word("required"));
     if (judgement->shadow_denied && (style->fields & TG_FIELDS_SHADOW))
-        add(answer, "X-RateLimit-Shadow", tg_text_of("denied"));
-    if (answer->status == 0) {
-        answer->storage_used = out.used;
-        return;
-    }
-
-    const bool waits = (outcome == TG_DENIED || outcome == TG_UNAVAILABLE) && decision->retry_after_us != TG_NEVER;
-    uint64_t wait = whole_seconds(decision->retry_after_us);
-    if (wait == 0 || outcome == TG_UNAVAILABLE)
-        wait = 1; /* "0" invites the client back before it can pass; a silent store has no better guess */
-    if (waits)
-        add_number(&out, "Retry-After", wait);
-    if (answer->status == 401)
-        add_challenge(&out, tg_text_of(judgement->missing));
-    add(answer, "Cache-Control", tg_text_of("no-store")); /* or a cache answers in our place after the wait */
-    add(answer, "Content-Type", tg_text_of(style->problem ? "application/problem+json" : "application/json"));
-    answer->body = write_body(&out, judgement, style, facts, waits, wait);
+        add(answer, word("X-RateLimit-Shadow"), word("denied"));
+    if (answer->status != 0)
+        add_refusal(&out, judgement, style, facts);
     answer->storage_used = out.used;
 }
 

@@ -8,33 +8,26 @@
 static const uint8_t MAPPED[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
 static const uint8_t NAT64[12] = { 0, 0x64, 0xff, 0x9b };
 
-/* Reads a decimal part of an IPv4 address at *at and moves past it. -1: no digit, a leading zero, over 255. */
-static int
-decimal_part(const char **at, const char *end)
-{
-    const char *p = *at;
-    int value = 0;
-    while (p < end && *p >= '0' && *p <= '9' && p - *at < 3)
-        value = value * 10 + (*p++ - '0');
-    const bool ambiguous = p - *at > 1 && **at == '0';
-    if (p == *at || ambiguous || value > 255)
-        return -1;
-    *at = p;
-    return value;
-}
-
+/* Four decimal parts and nothing beside them. Behind a 0 no digit stands, so each has one spelling. */
 static bool
 parse_ipv4(const char *p, const char *end, uint8_t bytes[4])
 {
-    for (int i = 0; i < 4; i++) {
-        if (i > 0 && (p == end || *p++ != '.'))
+    for (int i = 0;; i++) {
+        unsigned digit, value = p < end ? (unsigned char)*p++ - (unsigned)'0' : 10;
+        if (value > 9)
             return false;
-        const int value = decimal_part(&p, end);
-        if (value < 0)
-            return false;
+        while (value != 0 && p < end && (digit = (unsigned char)*p - (unsigned)'0') <= 9) {
+            value = value * 10 + digit;
+            if (value > 255)
+                return false;
+            p++;
+        }
         bytes[i] = (uint8_t)value;
+        if (i == 3)
+            return p == end;
+        if (p == end || *p++ != '.')
+            return false;
     }
-    return p == end;
 }
 
 static bool
@@ -98,17 +91,23 @@ unmap(tg_address *address)
 }
 
 bool
+tg__address_parse_quad(tg_text text, tg_address *address)
+{
+    if (text.length > 15) /* also: a file's worth of digits is not read through */
+        return false;
+    memcpy(address->bytes, MAPPED, sizeof MAPPED);
+    address->ipv4 = true;
+    return parse_ipv4(text.data, text.data + text.length, address->bytes + 12);
+}
+
+bool
 tg__address_parse(tg_text text, tg_address *address)
 {
     if (text.length < 2 || text.length > 45) /* "::" .. the longest spelling of a mapped address */
         return false;
-    const char *p = text.data, *end = p + text.length;
-    if (text.length <= 15 && memchr(p, ':', text.length) == NULL) {
-        memcpy(address->bytes, MAPPED, sizeof MAPPED);
-        address->ipv4 = true;
-        return parse_ipv4(p, end, address->bytes + 12);
-    }
-    if (!parse_ipv6(p, end, address->bytes))
+    if (tg__address_parse_quad(text, address))
+        return true;
+    if (!parse_ipv6(text.data, text.data + text.length, address->bytes))
         return false;
     unmap(address);
     return true;

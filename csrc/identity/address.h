@@ -20,6 +20,8 @@ typedef struct tg_network {
  * IPv4. false: anything else. Decimal parts with leading zeros are refused: one parser reads them as octal, the next
  * does not. */
 bool tg__address_parse(tg_text text, tg_address *address);
+/* Of these only "192.0.2.1". An address has one such spelling: what was read so is what tg__address_text writes. */
+bool tg__address_parse_quad(tg_text text, tg_address *address);
 /* The same as servers and gateways write it: "192.0.2.1:1111", "[2001:db8::1]:443", "fe80::1%eth0", spaces around. */
 bool tg__address_parse_node(tg_text text, tg_address *address);
 

@@ -251,6 +251,7 @@ tg__client_trusts(const tg_client *client, tg_text peer)
 typedef struct hop {
     tg_address address;
     bool local;
+    tg_text spelt; /* the address as it is written, where the request has it so; else empty */
 } hop;
 
 static bool
@@ -258,6 +259,7 @@ parse_hop(tg_text text, hop *next)
 {
     text = tg__text_trim(text);
     next->local = text.length >= 5 && tg__peer_is_local(text);
+    next->spelt = (tg_text){ 0 };
     return next->local || tg__address_parse_node(text, &next->address);
 }
 
@@ -325,15 +327,30 @@ mention_untrusted(const tg_client *client, const tg_request *request, const hop 
                text, client->header.text, text);
 }
 
-static tg_status
-find(const tg_client *client, const tg_request *request, hop *at, tg_error *error)
+/* A peer that is more than four numbers. */
+static __attribute__((noinline)) tg_status
+read_peer(tg_text peer, hop *at, tg_error *error)
 {
-    const tg_text peer = tg__text_trim(request->peer);
+    peer = tg__text_trim(peer);
+    at->spelt = (tg_text){ 0 };
     at->local = tg__peer_is_local(peer);
     if (!at->local && !tg__address_parse_node(peer, &at->address)) {
         char shown[TG_ADDRESS_TEXT_MAX];
         return tg__error(error, TG_E_IDENTITY, "the peer \"%s\" is no address",
                          error ? tg__text_show(peer, shown, sizeof shown) : "");
+    }
+    return TG_OK;
+}
+
+static tg_status
+find(const tg_client *client, const tg_request *request, hop *at, tg_error *error)
+{
+    at->local = false;
+    at->spelt = request->peer;
+    if (!tg__address_parse_quad(request->peer, &at->address)) {
+        const tg_status status = read_peer(request->peer, at, error);
+        if (status != TG_OK)
+            return status;
     }
     if (!request->client_resolved) {
         if (is_trusted(client, at))
@@ -371,17 +388,40 @@ tg__client_user(const tg_client *client, const tg_request *request, tg_text *use
            tg__client_trusts(client, request->peer) && tg__header_single(request, &client->user_header, user);
 }
 
-tg_status
-tg_client_resolve(const tg_client *client, const tg_request *request, char address[TG_ADDRESS_TEXT_MAX],
-                  tg_error *error)
+/* `text` is in `room`, or the request's own. */
+static inline tg_status
+resolve(const tg_client *client, const tg_request *request, char room[TG_ADDRESS_TEXT_MAX], tg_text *text,
+        tg_error *error)
 {
     hop at;
     if (!client)
         client = &tg__client_default;
     const tg_status status = find(client, request, &at, error);
-    if (status == TG_OK) {
-        tg__client_seen(&at.address);
-        tg__address_text(&at.address, client->ipv4_prefix, client->ipv6_prefix, address);
+    if (status != TG_OK)
+        return status;
+    tg__client_seen(&at.address);
+    if (at.spelt.length && client->ipv4_prefix == 32)
+        *text = at.spelt; /* writing the same again would cost as much as reading it */
+    else
+        *text = (tg_text){ room, tg__address_text(&at.address, client->ipv4_prefix, client->ipv6_prefix, room) };
+    return TG_OK;
+}
+
+bool
+tg__client_text(const tg_client *client, const tg_request *request, char room[TG_ADDRESS_TEXT_MAX], tg_text *text)
+{
+    return resolve(client, request, room, text, NULL) == TG_OK;
+}
+
+tg_status
+tg_client_resolve(const tg_client *client, const tg_request *request, char address[TG_ADDRESS_TEXT_MAX],
+                  tg_error *error)
+{
+    tg_text text;
+    const tg_status status = resolve(client, request, address, &text, error);
+    if (status == TG_OK && text.data != address) {
+        memcpy(address, text.data, text.length);
+        address[text.length] = '\0';
     }
     return status;
 }

@@ -32,6 +32,8 @@ bool tg__client_trusts(const tg_client *client, tg_text peer);
 
 /* The client's whole address, before it is cut to a prefix. false: not known. */
 bool tg__client_address(const tg_client *client, const tg_request *request, tg_address *address);
+/* The client's address as tg_client_resolve writes it: in `room`, or where the request has it so. false: not known. */
+bool tg__client_text(const tg_client *client, const tg_request *request, char room[TG_ADDRESS_TEXT_MAX], tg_text *text);
 /* The user: what the face authenticated, else what a trusted peer says in user_header. */
 bool tg__client_user(const tg_client *client, const tg_request *request, tg_text *user);
 

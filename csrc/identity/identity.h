@@ -9,6 +9,8 @@
  * [value or its 32-byte BLAKE2b-256]; a joint identity over TG_IDENTITY_BYTES_MAX becomes [255][BLAKE2b-256 of it].
  * TG_E_ARG: part_count 0 or over TG_PARTS_MAX, a kind over TG_NAME_BYTES_MAX. Empty values are values. */
 tg_status tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error);
+/* The same of one part of kind "ip", whose value is an address: nothing of it is too long. */
+void tg__identity_of_address(tg_text address, tg_identity *identity);
 
 /* Whether a header's name is this one: ASCII letters in any case, '_' equals '-' (RFC 3875 4.1.18 writes one for the other). */
 bool tg__header_is(tg_text name, const char *wanted);

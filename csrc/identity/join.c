@@ -17,6 +17,15 @@ put_bytes(uint8_t *at, tg_text text)
     return at + text.length;
 }
 
+static inline uint8_t *
+put_part(uint8_t *at, tg_text kind, tg_text value)
+{
+    *at++ = (uint8_t)kind.length;
+    at = put_bytes(at, kind);
+    *at++ = (uint8_t)value.length;
+    return put_bytes(at, value);
+}
+
 static tg_status
 put_digest(uint8_t **at, tg_text text, tg_error *error)
 {
@@ -41,12 +50,11 @@ join_long(const tg_part *parts, size_t part_count, tg_identity *identity, tg_err
         if (kind.length > TG_NAME_BYTES_MAX)
             return tg__error(error, TG_E_ARG, "part %zu: a kind has at most %d bytes, not %zu", i + 1,
                              TG_NAME_BYTES_MAX, kind.length);
-        *at++ = (uint8_t)kind.length;
-        at = put_bytes(at, kind);
         if (value.length <= VALUE_BYTES_MAX) {
-            *at++ = (uint8_t)value.length;
-            at = put_bytes(at, value);
+            at = put_part(at, kind, value);
         } else {
+            *at++ = (uint8_t)kind.length;
+            at = put_bytes(at, kind);
             const tg_status status = put_digest(&at, value, error);
             if (status != TG_OK)
                 return status;
@@ -74,13 +82,17 @@ tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity
         if (part_count > TG_PARTS_MAX || kind.length > TG_NAME_BYTES_MAX || value.length > VALUE_BYTES_MAX ||
             room < 2 + kind.length + value.length)
             return join_long(parts, part_count, identity, error);
-        *at++ = (uint8_t)kind.length;
-        at = put_bytes(at, kind);
-        *at++ = (uint8_t)value.length;
-        at = put_bytes(at, value);
+        at = put_part(at, kind, value);
     }
     if (part_count == 0)
         return join_long(parts, part_count, identity, error);
     identity->length = (uint16_t)(at - identity->bytes);
     return TG_OK;
+}
+
+void
+tg__identity_of_address(tg_text address, tg_identity *identity)
+{
+    const uint8_t *const end = put_part(identity->bytes, (tg_text){ "ip", 2 }, address);
+    identity->length = (uint16_t)(end - identity->bytes);
 }

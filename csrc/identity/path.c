@@ -108,13 +108,11 @@ mark(writer *out, tg_text path)
     out->length += MARK_BYTES;
 }
 
-size_t
-tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
+static size_t
+spell(tg_text path, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
 {
-    const tg_text path = path_of(raw.length ? raw : (tg_text){ "/", 1 });
     const char *p = path.data, *end = p + path.length;
     writer out = { spelt, 0, NO_FOLD, 0 };
-    *differs = false;
     while (p < end) {
         size_t segment = 0;
         bool dots = true;
@@ -150,6 +148,32 @@ tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *d
     if (out.fold != NO_FOLD)
         mark(&out, path);
     return out.length;
+}
+
+/* How long a path is that is spelt already as it is to be, as most are: nothing in it to decode, to resolve or to fold.
+ * 0: it is none of these. */
+static size_t
+plain_length(tg_text raw)
+{
+    const char *p = raw.data, *const end = p + (raw.length < ROOM ? raw.length : ROOM);
+    if (raw.length == 0 || *p != '/')
+        return 0;
+    while (++p < end && *p != '?' && *p != '#')
+        if (*p == '%' || (p[-1] == '/' && (*p == '/' || *p == '.')))
+            return 0;
+    return p[-1] == '/' || (p == end && raw.length > ROOM) ? 0 : (size_t)(p - raw.data);
+}
+
+size_t
+tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
+{
+    const size_t plain = plain_length(raw);
+    *differs = false;
+    if (plain) {
+        memcpy(spelt, raw.data, plain);
+        return plain;
+    }
+    return spell(path_of(raw.length ? raw : (tg_text){ "/", 1 }), resolve, spelt, differs);
 }
 
 size_t

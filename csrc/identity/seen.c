@@ -9,7 +9,7 @@
 /* Of this process, as its requests come over one way in. 0: nobody yet. */
 static _Atomic uint64_t first;
 static atomic_uint alone;
-static atomic_bool over; /* there are several, or it has been said */
+static atomic_bool over; /* there are several, or one that is no proxy, or it has been said */
 
 static uint64_t
 mixed(const tg_address *address)
@@ -30,8 +30,8 @@ tg__client_seen(const tg_address *address)
         atomic_store_explicit(&over, true, memory_order_relaxed);
         return;
     }
-    if (atomic_fetch_add_explicit(&alone, 1, memory_order_relaxed) + 1 < ENOUGH || !tg__address_private(address) ||
-        atomic_exchange(&over, true))
+    if (atomic_fetch_add_explicit(&alone, 1, memory_order_relaxed) + 1 < ENOUGH || atomic_exchange(&over, true) ||
+        !tg__address_private(address))
         return;
     char text[TG_ADDRESS_TEXT_MAX];
     tg__address_text(address, 32, 128, text);

@@ -3,6 +3,7 @@ test_redis_conformance.py, each way of failing by tests/c/stores/redis/test_fail
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -19,12 +20,13 @@ import pytest
 from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
-from tidegate import ConfigError, Gate, Limiter, StoreError
+from tidegate import ConfigError, Decision, Gate, Limiter, StoreError
 from tidegate.fastapi import install, rate_limit
 from tidegate.flask import Tidegate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Connection, Lateness, MachineLateness, Server, server
+from detour import detour
+from server import Connection, Lateness, MachineLateness, Server, free_port, server
 
 
 @pytest.fixture
@@ -47,6 +49,21 @@ def test_a_limiter_on_redis_answers_as_any_other(redis: Server) -> None:
     assert one.peek("a").remaining == 3
     one.refund("a", cost=5)
     assert set(redis.keys()) == set(), "neither a look nor a refund makes a key"
+
+
+@pytest.mark.parametrize("bytes_at_once", [0, 1, 3, 20])
+def test_an_answer_that_comes_in_pieces_is_the_same_answer(bytes_at_once: int) -> None:
+    with server(port=free_port()) as redis, detour(redis) as way:
+        way.bytes_at_once = bytes_at_once
+        one = Limiter("3/minute token_bucket; 100/hour", name="x", store=f"{way.uri}?timeout_ms=2000")
+        assert [one.hit("a").remaining for _ in range(4)] == [2, 1, 0, 0]
+        assert not one.hit("a").degraded
+
+        async def ask() -> Decision:
+            return await one.hit_async("b")
+
+        later = asyncio.run(ask())
+        assert (later.remaining, later.degraded) == (2, False)
 
 
 def test_environment_names_the_store(redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,13 @@ from server import Server
 
 class Detour:
     """Stands in front of a server that has a port. `delay` is in seconds, before each piece of an answer is passed on;
-    `answered` is called with how many decisions have been answered, before that is passed on."""
+    `bytes_at_once`, if not 0, breaks it into smaller ones; `answered` is called with how many decisions have been answered,
+    before that is passed on."""
 
     def __init__(self, to: Server) -> None:
         self.to = to
         self.delay = 0.0
+        self.bytes_at_once = 0
         self.decisions = 0
         self.answered: Callable[[int], None] = lambda count: None
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -62,7 +64,10 @@ class Detour:
                     asked.clear()
                     self.decisions += 1
                     self.answered(self.decisions)
-                near.sendall(words)
+                for at in range(0, len(words), self.bytes_at_once or len(words)):
+                    near.sendall(words[at : at + (self.bytes_at_once or len(words))])
+                    if self.bytes_at_once:
+                        time.sleep(0.0005)  # or the kernel puts them together again
         with contextlib.suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)
 

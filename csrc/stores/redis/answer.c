@@ -32,12 +32,8 @@ read_number(tg_reading *reading)
         reading->bad = true;
         return 0;
     }
-    uint64_t bits = 0;
-    for (unsigned i = 0; i < 8; i++)
-        bits |= (uint64_t)reading->at[i] << (8 * i);
+    const double number = tg__get_number(reading->at);
     reading->at += 8;
-    double number;
-    memcpy(&number, &bits, sizeof number);
     if (!(number >= -EXACT_MAX && number <= EXACT_MAX) || number != (double)(int64_t)number) {
         reading->bad = true;
         return 0;

@@ -63,16 +63,6 @@ put_keys(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *key
     }
 }
 
-static uint8_t *
-put_number(uint8_t *at, double number)
-{
-    uint64_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    for (unsigned i = 0; i < 8; i++)
-        *at++ = (uint8_t)(bits >> (8 * i));
-    return at;
-}
-
 /* What common.lua's rule_of() and more.lua's refund_of() read. */
 static void
 put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
@@ -82,17 +72,17 @@ put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follow
     *at++ = rule->algorithm;
     *at++ = key;
     *at++ = (uint8_t)(target->charged | (follows ? 2 : 0) | (target->forced ? 4 : 0) | target->counts_denied << 3);
-    at = put_number(at, (double)rule->limit);
-    at = put_number(at, (double)rule->burst);
-    at = put_number(at, (double)rule->period_us);
-    at = put_number(at, (double)target->cost);
-    at = put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (rule->aligned ? 1 : 0) : (double)rule->resolution_us);
+    at = tg__put_number(at, (double)rule->limit);
+    at = tg__put_number(at, (double)rule->burst);
+    at = tg__put_number(at, (double)rule->period_us);
+    at = tg__put_number(at, (double)target->cost);
+    at = tg__put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (rule->aligned ? 1 : 0) : (double)rule->resolution_us);
     *at++ = target->own;
     /* Before 1970 a week's start is two's complement. */
-    at = put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us
+    at = tg__put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us
                                                            : (double)target->stamp_us);
     if (target->patience_us > 0)
-        at = put_number(at, (double)target->patience_us);
+        at = tg__put_number(at, (double)target->patience_us);
     tg__resp_bulk(resp, bytes, (size_t)(at - bytes));
 }
 
@@ -104,19 +94,18 @@ tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_redis_ke
         put_keys(resp, store, keyring, call, targets, target_count);
         return;
     }
-    /* One or two digits; printf would be a tenth of what a decision costs here. */
     const char digits[2] = { (char)('0' + call->key_count / 10), (char)('0' + call->key_count % 10) };
     const bool short_one = call->key_count < 10;
     tg__resp_bulk(resp, digits + short_one, sizeof digits - short_one);
     put_keys(resp, store, keyring, call, targets, target_count);
-    uint8_t header[9 + 8 + 8 + 8], *at = put_number(header, store->manual ? (double)manual_now_us : -1.0);
+    uint8_t header[9 + 8 + 8 + 8], *at = tg__put_number(header, store->manual ? (double)manual_now_us : -1.0);
     *at++ = call->knocks ? 5 : !call->lease ? op != TG_OP_HIT || call->denied : call->denied ? 1 : (uint8_t)(2 + call->lease_op);
     if (call->lease) {
         memcpy(at, call->lease->id, 8);
         at += 8;
         if (call->lease_op != TG_LEASE_TAKE)
-            at = put_number(at, (double)call->lease->until_us);
-        at = put_number(at, call->lease_op == TG_LEASE_SETTLE ? (double)call->lease->actual
+            at = tg__put_number(at, (double)call->lease->until_us);
+        at = tg__put_number(at, call->lease_op == TG_LEASE_SETTLE ? (double)call->lease->actual
                                                               : (double)call->lease->lease_us);
     }
     tg__resp_bulk(resp, header, (size_t)(at - header));
@@ -135,8 +124,10 @@ tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *call, t
         tg__resp_bulk(resp, "EVAL", 4);
         tg__resp_count(resp, '$', tg__redis_script(tg__call_script(call, op)).length);
     } else {
-        tg__resp_bulk(resp, "EVALSHA", 7);
-        tg__resp_bulk(resp, store->sha[tg__call_script(call, op)], 40);
+        static const char evalsha[] = "$7\r\nEVALSHA\r\n$40\r\n";
+        tg__resp_raw(resp, evalsha, sizeof evalsha - 1);
+        tg__resp_raw(resp, store->sha[tg__call_script(call, op)], 40);
+        tg__resp_raw(resp, "\r\n", 2);
     }
 }
 

@@ -155,15 +155,18 @@ tg__redis_keyring_init(tg_redis_keyring *keyring, tg_text secret, bool manual, u
     memcpy(keyring->prefix + length, ":{", 3);
 }
 
-/* What may stand between the braces as it is: none of it can end them or be taken for one of our own marks. */
+/* What may stand between the braces as it is: none of it can end them or be taken for one of our own marks. A table: it is
+ * asked of every character of every identity. */
 static bool
 readable(tg_text text)
 {
-    for (size_t i = 0; i < text.length; i++) {
-        const unsigned char c = (unsigned char)text.data[i];
-        if (!plain(c) && c != ':' && c != '/' && c != '@' && c != '+' && c != '~')
+    static const bool plainly[256] = {
+        ['0' ... '9'] = true, ['A' ... 'Z'] = true, ['a' ... 'z'] = true, ['-'] = true, ['_'] = true, ['.'] = true,
+        [':'] = true, ['/'] = true, ['@'] = true, ['+'] = true, ['~'] = true,
+    };
+    for (size_t i = 0; i < text.length; i++)
+        if (!plainly[(unsigned char)text.data[i]])
             return false;
-    }
     return true;
 }
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { SECRET_BYTES = sizeof((tg_redis_store *)0)->secret };
+enum { HEAD_BYTES_MAX = 128 }; /* of a call: see tg__call_head */
 #define OPEN_DEADLINE_US UINT64_C(250000) /* a start is not held up longer by a Redis that is not there */
 
 static tg_redis_store *
@@ -26,26 +27,29 @@ redis_of(tg_store *store)
 
 /* ---- one call ---- */
 
-/* EVALSHA, or EVAL with the whole text. One wire, one call under way. */
+/* EVALSHA, or EVAL with the whole text. One wire, one call under way. `named`: the call with its script by name, whose first
+ * `head_length` bytes are what calling it by its text begins otherwise. */
 static tg_trouble
-send_call(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, bool whole, const tg_resp *arguments,
-          uint64_t deadline_us, bool *unsent, tg_error *error)
+send_call(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, bool whole, const tg_resp *named,
+          size_t head_length, uint64_t deadline_us, bool *unsent, tg_error *error)
 {
     static const char asking[] = "*1\r\n$6\r\nASKING\r\n";
-    char head_bytes[128];
-    tg_resp head = { .data = head_bytes, .size = sizeof head_bytes };
-    tg__call_head(&head, store, question->call, question->op, whole);
+    char head_bytes[HEAD_BYTES_MAX];
     struct iovec pieces[5];
     int count = 0;
     if (question->asking)
         pieces[count++] = (struct iovec){ (void *)(uintptr_t)asking, sizeof asking - 1 };
-    pieces[count++] = (struct iovec){ head_bytes, head.length };
     if (whole) {
+        tg_resp head = { .data = head_bytes, .size = sizeof head_bytes };
+        tg__call_head(&head, store, question->call, question->op, true);
         const tg_text text = tg__redis_script(tg__call_script(question->call, question->op));
+        pieces[count++] = (struct iovec){ head_bytes, head.length };
         pieces[count++] = (struct iovec){ (void *)(uintptr_t)text.data, text.length };
         pieces[count++] = (struct iovec){ (void *)(uintptr_t) "\r\n", 2 };
+        pieces[count++] = (struct iovec){ named->data + head_length, named->length - head_length };
+    } else {
+        pieces[count++] = (struct iovec){ named->data, named->length };
     }
-    pieces[count++] = (struct iovec){ arguments->data, arguments->length };
     return tg__wire_send(wire, pieces, count, deadline_us, unsent, error);
 }
 
@@ -68,8 +72,10 @@ static tg_trouble
 exchange(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, bool *unsent,
          redisReply **reply, tg_error *error)
 {
-    char bytes[TG__CALL_BYTES_MAX];
+    char bytes[HEAD_BYTES_MAX + TG__CALL_BYTES_MAX];
     tg_resp resp = { .data = bytes, .size = sizeof bytes };
+    tg__call_head(&resp, store, question->call, question->op, false);
+    const size_t head_length = resp.length;
     tg__call_arguments(&resp, store, question->keyring ? question->keyring : &wire->keyring, question->op,
                        question->call, question->targets, question->target_count, question->manual_now_us);
     if (resp.full) { /* cannot be: see TG__CALL_BYTES_MAX */
@@ -77,7 +83,7 @@ exchange(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question,
         return TG__TROUBLE_REFUSED;
     }
     for (bool whole = false;; whole = true) {
-        const tg_trouble sent = send_call(store, wire, question, whole, &resp, deadline_us, unsent, error);
+        const tg_trouble sent = send_call(store, wire, question, whole, &resp, head_length, deadline_us, unsent, error);
         if (sent != TG__TROUBLE_NONE)
             return sent;
         const tg_trouble trouble = hear(wire, question, deadline_us, reply, error);
@@ -218,14 +224,10 @@ tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool probe, bool b
 bool
 tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us)
 {
-    uint64_t bits = 0;
-    double number;
     if (reply->type != REDIS_REPLY_STRING || reply->len < 9)
         return false;
     *first = (uint8_t)reply->str[0];
-    for (unsigned i = 0; i < 8; i++)
-        bits |= (uint64_t)(uint8_t)reply->str[1 + i] << (8 * i);
-    memcpy(&number, &bits, sizeof number);
+    const double number = tg__get_number((const uint8_t *)reply->str + 1);
     if (!(number >= 0 && number <= 9007199254740992.0))
         return false;
     *now_us = (uint64_t)number;
@@ -560,6 +562,7 @@ tg__redis_open(const tg_store_uri *uri, const tg_store_options *options, tg_stor
     store->base.shown = store->address.shown;
     if (store->address.timeout_us)
         store->timeout_us = store->address.timeout_us;
+    store->address.timeout_us = store->timeout_us;
     store->base.timeout_us = store->timeout_us;
     if (status == TG_OK)
         status = tg__redis_scripts_init(error);

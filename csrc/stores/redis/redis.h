@@ -59,7 +59,7 @@ typedef struct tg_redis_address {
     tg_tls *tls; /* rediss: what every connection needs; NULL: none */
     char shown[TG__REDIS_HOST_MAX + 32]; /* for messages: nothing secret in it */
     unsigned connections_max;
-    uint64_t timeout_us; /* 0: not said in the URI */
+    uint64_t timeout_us; /* a call's; 0: not said */
     /* redis+sentinel: who is asked where the master is, for each new connection. `host` is then empty. */
     tg_redis_host sentinels[TG__SENTINELS_MAX];
     size_t sentinel_count;
@@ -90,6 +90,7 @@ typedef struct tg_redis_wire {
     uint64_t used_at_us; /* tg__monotonic_us of the last whole reply */
     redisReader *reader;
     size_t unheard; /* bytes that were fed to it since the last whole reply */
+    uint64_t receives_for_us; /* SO_RCVTIMEO: see receive_by */
     void *tls; /* NULL: none */
     const char *shown; /* the address it was connected to last, which outlives the wire's use; NULL: never connected */
     tg_redis_keyring keyring; /* as learned from this very server */
@@ -161,10 +162,38 @@ typedef struct tg_resp {
     bool full; /* something did not fit: do not send */
 } tg_resp;
 
+void tg__resp_raw(tg_resp *resp, const void *data, size_t length); /* as it is: it is RESP already */
 void tg__resp_count(tg_resp *resp, char kind, size_t count); /* "*3\r\n" */
 void tg__resp_bulk(tg_resp *resp, const void *data, size_t length);
 /* A whole command of terminated words. */
 void tg__resp_command(tg_resp *resp, size_t count, const char *const *words);
+
+/* A number as scripts read and write it: a double, little-endian. Not as loops: a compiler knows these for one move. */
+static inline uint8_t *
+tg__put_number(uint8_t *at, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    at[0] = (uint8_t)bits;
+    at[1] = (uint8_t)(bits >> 8);
+    at[2] = (uint8_t)(bits >> 16);
+    at[3] = (uint8_t)(bits >> 24);
+    at[4] = (uint8_t)(bits >> 32);
+    at[5] = (uint8_t)(bits >> 40);
+    at[6] = (uint8_t)(bits >> 48);
+    at[7] = (uint8_t)(bits >> 56);
+    return at + sizeof bits;
+}
+
+static inline double
+tg__get_number(const uint8_t *at)
+{
+    const uint64_t bits = (uint64_t)at[0] | (uint64_t)at[1] << 8 | (uint64_t)at[2] << 16 | (uint64_t)at[3] << 24 |
+                          (uint64_t)at[4] << 32 | (uint64_t)at[5] << 40 | (uint64_t)at[6] << 48 | (uint64_t)at[7] << 56;
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
 
 /* ---- scripts ---- */
 

@@ -21,7 +21,8 @@
 #include <unistd.h>
 
 #define IDLE_AFTER_US 2000
-#define RECEIVES_FOR_US 10000 /* SO_RCVTIMEO, see receive_by */
+#define RECEIVES_FOR_US 25000 /* at most: see receive_by */
+#define TICK_US 10000         /* of the slowest kernels' timers */
 /* Of one reply. The longest there are tell of a cluster's 16384 slots, and of overrides. */
 #define REPLY_BYTES_MAX (16u << 20)
 #define REPLY_ELEMENTS_MAX 131072
@@ -404,7 +405,10 @@ tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, uint64_t dea
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     const int fd = atomic_load(&wire->fd);
-    const struct timeval wait = { 0, RECEIVES_FOR_US };
+    wire->receives_for_us = address->timeout_us / 2;
+    if (wire->receives_for_us == 0 || wire->receives_for_us > RECEIVES_FOR_US)
+        wire->receives_for_us = RECEIVES_FOR_US;
+    const struct timeval wait = { 0, (suseconds_t)wire->receives_for_us };
     if (!wire->tls && (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == -1 ||
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == -1)) {
         tg__error_system(error, TG_E_STORE, errno, "redis: a socket that waits");
@@ -598,7 +602,8 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
         return send_secured(wire, pieces, count, deadline_us, unsent, error);
     while (count > 0) {
         const struct msghdr message = { .msg_iov = pieces, .msg_iovlen = (size_t)count };
-        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = count == 1 ? send(fd, pieces->iov_base, pieces->iov_len, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                  : sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent == -1) {
             if (errno == EINTR)
                 continue;
@@ -625,9 +630,6 @@ tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t dea
     return TG__TROUBLE_NONE;
 }
 
-/* A reply that is quick needs one system call, in which recv itself waits; trying, polling and receiving are three. But how
- * long recv waits is only roughly what SO_RCVTIMEO says (the kernel's timers are coarse: 4 to 32 ms), so it is given a
- * short while, and a deadline that is near, or a reply that is slow, is waited for with ppoll. */
 static tg_trouble
 receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline_us, ssize_t *got, tg_error *error)
 {
@@ -650,12 +652,16 @@ receive_secured(tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline
     }
 }
 
+/* A reply that is quick needs one system call, in which recv itself waits; trying, polling and receiving are three. But how
+ * long recv waits is only roughly what SO_RCVTIMEO says (a tick of the kernel more: 4 to 10 ms), so it is given half of a
+ * call's time, and a deadline that is near, or a reply that is slow, is waited for with ppoll. Much shorter it must not be: a
+ * processor about to idle arms its timer for what ends soon, which costs each call 2-5 %. */
 static tg_trouble
 receive_by(const tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadline_us, bool *polls, ssize_t *got,
            tg_error *error)
 {
     const int fd = atomic_load(&wire->fd);
-    if (!*polls && tg__monotonic_us() + 3 * RECEIVES_FOR_US < deadline_us) {
+    if (!*polls && tg__monotonic_us() + wire->receives_for_us + TICK_US + TICK_US / 2 < deadline_us) {
         *got = recv(fd, bytes, size, 0);
         if (*got != -1 || (errno != EAGAIN && errno != EWOULDBLOCK))
             return TG__TROUBLE_NONE;
@@ -667,36 +673,61 @@ receive_by(const tg_redis_wire *wire, char *bytes, size_t size, uint64_t deadlin
     return trouble;
 }
 
+/* A string that has come whole and alone, as what scripts answer does: there is nothing to search for. NULL: the reader's. */
+static redisReply *
+whole_string(const char *bytes, size_t length)
+{
+    size_t at = 1, said = 0;
+    if (length == 0 || bytes[0] != '$' || !create_array)
+        return NULL;
+    while (at < length && at < 8 && bytes[at] >= '0' && bytes[at] <= '9')
+        said = said * 10 + (size_t)(bytes[at++] - '0');
+    if (at == 1 || at + 2 + said + 2 != length || memcmp(bytes + at, "\r\n", 2) != 0 ||
+        memcmp(bytes + length - 2, "\r\n", 2) != 0)
+        return NULL;
+    const redisReadTask task = { .type = REDIS_REPLY_STRING };
+    return replies.createString(&task, (char *)(uintptr_t)(bytes + at + 2), said);
+}
+
+/* One reply, or what of it has come. */
+static tg_trouble
+hear(tg_redis_wire *wire, const char *bytes, size_t length, redisReply **reply, tg_error *error)
+{
+    const redisReader *reader = wire->reader;
+    if (reader->pos == reader->len && reader->ridx == -1) { /* it holds nothing */
+        *reply = whole_string(bytes, length);
+        if (*reply)
+            return TG__TROUBLE_NONE;
+    }
+    const tg_trouble trouble = tg__wire_feed(wire, bytes, length, error);
+    return trouble == TG__TROUBLE_NONE ? tg__wire_take(wire, reply, error) : trouble;
+}
+
 tg_trouble
 tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error)
 {
     char bytes[4096];
     bool polls = false;
-    for (;;) {
+    tg_trouble trouble = tg__wire_take(wire, reply, error);
+    while (trouble == TG__TROUBLE_NONE && !*reply) {
         ssize_t got;
-        tg_trouble trouble = tg__wire_take(wire, reply, error);
-        if (trouble != TG__TROUBLE_NONE)
-            return trouble;
-        if (*reply) {
-            wire->used_at_us = tg__monotonic_us();
-            return TG__TROUBLE_NONE;
-        }
         trouble = wire->tls ? receive_secured(wire, bytes, sizeof bytes, deadline_us, &got, error)
-                                             : receive_by(wire, bytes, sizeof bytes, deadline_us, &polls, &got, error);
+                            : receive_by(wire, bytes, sizeof bytes, deadline_us, &polls, &got, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
         if (got > 0) {
-            trouble = tg__wire_feed(wire, bytes, (size_t)got, error);
-            if (trouble != TG__TROUBLE_NONE)
-                return trouble;
+            trouble = hear(wire, bytes, (size_t)got, reply, error);
         } else if (got == 0) {
             tg__error(error, TG_E_STORE, "%s: the server closed the connection", tg__wire_peer(wire));
-            return TG__TROUBLE_LINK;
+            trouble = TG__TROUBLE_LINK;
         } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
             tg__error_system(error, TG_E_STORE, errno, "%s: receive", tg__wire_peer(wire));
-            return TG__TROUBLE_LINK;
+            trouble = TG__TROUBLE_LINK;
         }
     }
+    if (trouble == TG__TROUBLE_NONE)
+        wire->used_at_us = tg__monotonic_us();
+    return trouble;
 }
 
 bool
@@ -713,8 +744,8 @@ tg__wire_sound(tg_redis_wire *wire)
 
 /* ---- commands ---- */
 
-static void
-put(tg_resp *resp, const void *data, size_t length)
+void
+tg__resp_raw(tg_resp *resp, const void *data, size_t length)
 {
     if (length > resp->size - resp->length) {
         resp->full = true;
@@ -724,27 +755,53 @@ put(tg_resp *resp, const void *data, size_t length)
     resp->length += length;
 }
 
+static inline size_t
+digits_of(size_t count)
+{
+    size_t digits = 1;
+    for (; count >= 10; count /= 10)
+        digits++;
+    return digits;
+}
+
+static inline char *
+put_line(char *to, char kind, size_t count, size_t digits)
+{
+    char *const end = to + 1 + digits;
+    *to = kind;
+    for (char *at = end; digits > 0; digits--, count /= 10)
+        *--at = (char)('0' + count % 10);
+    end[0] = '\r';
+    end[1] = '\n';
+    return end + 2;
+}
+
 void
 tg__resp_count(tg_resp *resp, char kind, size_t count)
 {
-    char digits[24], *at = digits + sizeof digits;
-    *--at = '\n';
-    *--at = '\r';
-    do {
-        *--at = (char)('0' + count % 10);
-        count /= 10;
-    } while (count);
-    *--at = kind;
-    put(resp, at, (size_t)(digits + sizeof digits - at));
+    const size_t digits = digits_of(count);
+    if (digits + 3 > resp->size - resp->length) {
+        resp->full = true;
+        return;
+    }
+    put_line(resp->data + resp->length, kind, count, digits);
+    resp->length += digits + 3;
 }
 
 void
 tg__resp_bulk(tg_resp *resp, const void *data, size_t length)
 {
-    tg__resp_count(resp, '$', length);
+    const size_t digits = digits_of(length), room = resp->size - resp->length;
+    if (length > room || digits + 5 > room - length) {
+        resp->full = true;
+        return;
+    }
+    char *const at = put_line(resp->data + resp->length, '$', length, digits);
     if (length)
-        put(resp, data, length);
-    put(resp, "\r\n", 2);
+        memcpy(at, data, length);
+    at[length] = '\r';
+    at[length + 1] = '\n';
+    resp->length += digits + length + 5;
 }
 
 void
