@@ -192,7 +192,7 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         judgements = PyList_New(0);
         Py_DECREF(send);
         send = judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0
-                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1], scope)
+                   ? tgpy_bind_send(state, judgements, args[1], scope)
                    : NULL;
     }
     PyObject *judgement = send ? tgpy_judge_scope(state, (PyObject *)gate, scope, NULL, judgements, 1) : NULL;
@@ -295,13 +295,13 @@ answers_call(PyObject *object, PyObject *args, PyObject *kwargs)
     } else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &scope, &receive, &send)) {
         return NULL;
     }
-    const tgpy_state *state = PyModule_GetState(self->module);
+    tgpy_state *state = PyModule_GetState(self->module);
     PyObject *bound = NULL;
     if (PyDict_Check(scope) && is_request(state, scope) && !from_scope(state, scope, NAME_tidegate) &&
         !PyErr_Occurred()) {
         PyObject *judgements = PyList_New(0);
         if (judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0)
-            bound = tgpy_bind_send(self->module, judgements, send, scope);
+            bound = tgpy_bind_send(state, judgements, send, scope);
         Py_XDECREF(judgements);
     }
     PyObject *awaitable =
