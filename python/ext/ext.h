@@ -75,6 +75,7 @@ typedef struct tgpy_state {
     tgpy_pair pairs[TGPY_PAIRS_MAX];
     PyObject *fields; /* the list of those pairs, for as long as answers have as many; NULL: none yet */
     PyObject *opening, *body; /* the types of the messages that went out last: servers and frameworks send one constant */
+    unsigned routes;  /* counts up when a table of routes is made: see tgpy_routes_changed */
     bool outcomes;    /* somebody is told what is answered: see tgpy_tell_outcomes */
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
@@ -326,10 +327,11 @@ typedef struct tgpy_request {
 
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
-/* The same, but for what stands in `later` (TG_READ_ bits): that is read when the judging asks for it, if reading it can run no
- * Python code of the caller's. For a judging that does not let other threads run. One that fails because of what was read late
- * has an exception set. */
-bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, unsigned later);
+/* The same of a dict that is known to be a request, but for what stands in `later` (TG_READ_ bits): that is read when the
+ * judging asks for it. What may run Python code is read at once; scope["user"] where `user` says that it is wanted. For a
+ * judging that does not let other threads run; one that fails because of what was read late has an exception set. */
+bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+                                unsigned later);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
 /* A str as UTF-8 for as long as the request; `what` names it where it is none. */
 bool tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text);
@@ -346,9 +348,9 @@ PyObject *tgpy_refusal(PyObject *module, PyObject *decision);
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
-/* One Limiter or Gate judges a scope. route may be NULL; prior is a list or tuple of Judgement. */
-PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
-                           uint64_t cost);
+/* One Limiter or Gate judges what tgpy_request_of_scope_late has read. Its store is no remote one; prior is a list of
+ * Judgement. */
+PyObject *tgpy_judge_late(tgpy_state *state, PyObject *limiter_or_gate, tgpy_request *request, PyObject *prior, uint64_t cost);
 
 /* ---- testing.c ---- */
 
@@ -378,5 +380,7 @@ PyObject *tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send
 
 PyObject *tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* A template that a router's table has given holds until the next table is made, of whatever router. */
+PyObject *tgpy_routes_changed(PyObject *module, PyObject *unused);
 
 #endif

@@ -322,10 +322,7 @@ sender_called(PyObject *object, PyObject *const *args, size_t count, PyObject *n
         PyErr_SetString(PyExc_TypeError, "send() takes one argument, the message");
         return NULL;
     }
-    Py_INCREF(object); /* what it calls may let go of it */
-    PyObject *sent = send_message((sender *)object, args[0]);
-    Py_DECREF(object);
-    return sent;
+    return send_message((sender *)object, args[0]);
 }
 
 static PyObject *
