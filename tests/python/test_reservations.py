@@ -369,6 +369,52 @@ def test_all_that_was_taken_can_be_given_back_on_a_redis_with_its_own_clock(redi
     assert limiter.peek("u").remaining == 0
 
 
+EVERY_ALGORITHM = ("sliding_log", "fixed_window", "sliding_counter", "token_bucket", "leaky_bucket")
+
+
+def test_a_lease_longer_than_its_rules_period_is_renewed_and_ends_on_redis_as_on_a_table(
+    redis: Server, tmp_path: Path
+) -> None:
+    limiters = [
+        Limiter(f"10/20ms {algorithm}{more}", store=store, name=f"long-{algorithm}{len(more)}")
+        for algorithm in EVERY_ALGORITHM
+        for more in ("", "; 100/hour")
+        for store in (redis.patient, f"shared://{tmp_path}/table")
+    ]
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(limiter.reserve("u", cost=5, lease=2)) for limiter in limiters]
+        for _ in range(3):  # past the end of the first lease
+            time.sleep(0.8)
+            assert [one.renew(2) for one in held] == [True] * 20, "the states have been fresh for long, no lease has ended"
+        assert all(limiter.peek("u", cost=10) for limiter in limiters), "what was taken has left as ever"
+        for limiter in limiters[:10]:
+            limiter.reset("u")
+        assert [one.renew(1) for one in held] == [False] * 10 + [True] * 10, "what is forgotten is not renewed"
+        time.sleep(1.1)
+        assert not any(one.renew(1) for one in held), "the others have ended"
+    for limiter in limiters:
+        limiter.reset("u")
+
+
+def test_a_key_that_is_kept_for_a_lease_goes_when_that_is_settled(redis: Server) -> None:
+    def kept() -> list[int]:
+        """How long its key lasts yet, where it is."""
+        return [left for key, left in redis.keys().items() if ":kept:" in key]
+
+    for algorithm in EVERY_ALGORITHM:
+        limiter = Limiter(f"10/20ms {algorithm}", store=redis.patient, name="kept")
+        with limiter.reserve("u", cost=5, lease=600) as one:
+            time.sleep(0.1)
+            (lasts,) = kept()
+            assert 590_000 < lasts <= 600_001
+            assert limiter.hit("u", cost=3)
+            (lasts,) = kept()
+            assert 590_000 < lasts <= 600_001, "others keep the lease"
+            one.settle(2)
+        time.sleep(0.1)
+        assert not kept(), algorithm
+
+
 def test_a_lease_on_redis_ends_by_the_servers_clock(redis: Server) -> None:
     limiter = Limiter("5/hour", name="ends", store=redis.patient)
     limiter.reserve("u", cost=5, lease=1).__enter__()

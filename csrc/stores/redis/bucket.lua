@@ -22,7 +22,7 @@ end
 local function bucket_store(key, now, limit, period, units, rest, at, leases)
     local lasts = (units * period + rest) / limit -- rounding is below the millisecond that expiry() adds
     local value = pack('<ddd', units, rest, at)
-    call('SET', key, leases and value .. leases or value, 'PX', expiry(at - now + lasts))
+    call('SET', key, leases and value .. leases or value, 'PX', expiry(at - now + lasts, leases))
 end
 
 local function bucket_holds(burst, units, rest)

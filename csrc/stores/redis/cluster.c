@@ -1321,6 +1321,49 @@ cluster_close(tg_store *base)
     free(cluster);
 }
 
+/* Slots of a node's, or of nobody's with NULL. */
+static unsigned
+slots_of(tg_cluster *cluster, const tg_redis_store *server)
+{
+    unsigned count = 0;
+    pthread_mutex_lock(&cluster->lock);
+    for (unsigned slot = 0; slot < TG__SLOTS; slot++) {
+        const uint16_t index = cluster->owner[slot];
+        count += (index == TG__NOBODY ? NULL : &cluster->nodes[index]->store) == server;
+    }
+    pthread_mutex_unlock(&cluster->lock);
+    return count;
+}
+
+/* Every primary, also one that opening had no time for: that is where role, version, permissions and memory policy are seen. */
+static tg_status
+cluster_examine(tg_store *base, tg_error *error)
+{
+    tg_cluster *cluster = cluster_of(base);
+    tg_redis_store *servers[TG__NODES_MAX];
+    tg_redis_keyring keyring;
+    tg_key_sample sample = { 0 };
+    const uint64_t until_us = tg__monotonic_us() + TG__EXAMINE_US;
+    const size_t count = hold_masters(base, servers, TG__NODES_MAX);
+    if (count == 0)
+        return TG_OK; /* it was said when it was opened */
+    const bool keyed = tg__cluster_keyring(cluster, tg__monotonic_us() + TG__EXAMINE_US / 10, &keyring, error) == TG__TROUBLE_NONE;
+    for (size_t i = 0; i < count; i++) {
+        tg_error seen = { .message = "" };
+        if (tg__examine_server(servers[i], keyed ? &keyring : NULL, until_us, &sample, &seen) != TG__TROUBLE_NONE)
+            tg__notice("store-unchecked", "a node that has %u of the %d slots was left out: %.300s",
+                       slots_of(cluster, servers[i]), TG__SLOTS, seen.message);
+        release_node(base, servers[i]);
+    }
+    const unsigned unserved = slots_of(cluster, NULL);
+    if (unserved)
+        tg__notice("store-slots-unserved", "%s: %u of the %d slots are served by no node; on_store_failure decides for those "
+                                           "who are counted there", cluster->address.shown, unserved, TG__SLOTS);
+    tg__examine_tell(cluster->address.shown, &sample);
+    explicit_bzero(&keyring, sizeof keyring);
+    return keyed ? TG_OK : TG_E_STORE;
+}
+
 static const tg_store_ops cluster_ops = {
     .name = "redis",
     .remote = true,
@@ -1339,6 +1382,7 @@ static const tg_store_ops cluster_ops = {
     .metrics = tg__kept_metrics,
     .override_set = tg__kept_override_set,
     .override_list = tg__kept_override_list,
+    .examine = cluster_examine,
 };
 
 /* ---- opening, and forks ---- */

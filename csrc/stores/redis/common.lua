@@ -28,10 +28,15 @@ if not manual then
     now = time[1] * 1000000 + time[2]
 end
 
--- How long a key may live, in milliseconds: until its state equals an absent one, rounded up. A manual clock and the
--- server's own have nothing to do with each other: there it is a day. Redis writes a number as a whole one up to 2^53.
-local function expiry(wait)
+-- How long a key may live, in milliseconds: until its state equals an absent one and no lease stands in it, rounded up. A
+-- manual clock and the server's own have nothing to do with each other: there it is a day. Redis writes a number as a whole
+-- one up to 2^53.
+local function expiry(wait, leases)
     if manual then return 86400000 end
+    if leases and #leases > 0 then
+        local ends = unpack('<d', leases, #leases - 31) -- of the last one
+        if ends - now > wait then wait = ends - now end
+    end
     local ms = floor(wait / 1000) + 1
     if ms < 1 then return 1 end -- all was given back: it equals an absent one already
     if ms > 9007199254740 then return 9007199254740 end

@@ -18,5 +18,5 @@ end
 
 local function fixed_store(key, now, period, option, count, start, leases)
     local value = pack('<ddB', count, start, option)
-    call('SET', key, leases and value .. leases or value, 'PX', expiry(start + period - now))
+    call('SET', key, leases and value .. leases or value, 'PX', expiry(start + period - now, leases))
 end

@@ -15,7 +15,8 @@ local function fixed_stamp(_, _, rule, found)
 end
 
 local function fixed_save(key, now, rule, found)
-    if found.start then fixed_write(key, now, rule, found.count, found.start) end
+    if found.start then return fixed_write(key, now, rule, found.count, found.start) end
+    call('SET', key, found.raw .. rule.leases, 'PX', expiry(0, rule.leases)) -- its window has ended, and its leases have not
 end
 
 local function fixed_give_back(key, now, rule, found)

@@ -11,6 +11,7 @@ local function fixed_at(key, now, rule)
     local count, start, at = fixed_now(raw, now, rule.period, rule.option)
     local found = { now = at, count = count, start = start, kind = raw:byte(17) }
     if lapse(rule, found, fixed_back) and start then raw = pack('<ddB', found.count, start, found.kind) end
+    found.raw = raw
     return found, raw
 end
 

@@ -289,6 +289,21 @@ void tg__pool_close_idle(tg_redis_store *store);
 /* tg_store_ops.examine */
 tg_status tg__redis_examine(tg_store *base, tg_error *error);
 
+#define TG__EXAMINE_US UINT64_C(10000000) /* at most, of all servers together */
+
+/* Keys as found, by the secret that made them. */
+typedef struct tg_key_sample {
+    size_t ours, foreign;
+} tg_key_sample;
+
+/* Looks at one server: greets it, where nobody has yet, and adds a sample of its keys. A connection is waited for, and a page of
+ * keys, for a second each.
+ *
+ * keyring  a cluster's; NULL: one server's own, or that of a cluster is not known, whose keys are then not looked at */
+tg_trouble tg__examine_server(tg_redis_store *server, const tg_redis_keyring *keyring, uint64_t until_us,
+                              tg_key_sample *sample, tg_error *error);
+void tg__examine_tell(const char *shown, const tg_key_sample *sample);
+
 /* Everything a new connection begins with: password, database, role, secret, and once per store the look at version,
  * memory policy, permissions and the scripts' names. */
 tg_trouble tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us, tg_error *error);

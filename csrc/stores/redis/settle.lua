@@ -1,5 +1,6 @@
 -- Ends a lease (op 3: what was taken becomes `value`) or moves its end (op 4: to `value` from now). ARGV[1] goes on with the id,
--- the end as known, and that value; each target is what was taken under one rule. Answers 1 if the lease was there, and the time.
+-- the end as known, and that value; each target is what was taken under one rule. Answers 1 if the lease was there under any of
+-- them, and the time: it ends under all at once, and where it is missing before that its state was reset, which owes nothing.
 local id, ends, value = unpack('<c8dd', ARGV[1], 10)
 local there = 0
 for i = 1, #ARGV - 1 do

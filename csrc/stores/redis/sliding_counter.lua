@@ -23,5 +23,5 @@ end
 local function counter_store(key, now, period, index, current, previous, leases)
     local windows = current > 0 and 2 or previous > 0 and 1 or 0
     local value = pack('<ddd', index, current, previous)
-    call('SET', key, leases and value .. leases or value, 'PX', expiry((index + windows) * period - now))
+    call('SET', key, leases and value .. leases or value, 'PX', expiry((index + windows) * period - now, leases))
 end

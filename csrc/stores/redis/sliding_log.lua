@@ -181,7 +181,7 @@ end
 
 local function log_append(key, now, rule, log)
     local cost = cost_taken(rule, log.units, 34359738368) -- TG_LOG_HELD_MAX: sums stay within 2^39 of each other
-    local lasts = expiry(log.now + rule.period - now)
+    local lasts = expiry(log.now + rule.period - now, rule.leases)
     if log.empty then
         call('RPUSH', key, entry_text(0, 0), entry_text(log.now, cost))
         -- Both or none also where PEXPIRE has been forbidden since this store was opened.

@@ -24,7 +24,7 @@ local function log_knock(key, now, rule, log)
     end
     if position > 1 then call('LTRIM', key, position - 1, -1) end
     call('LSET', key, 0, entry_text(0, before) .. (rule.leases or ''))
-    call('PEXPIRE', key, expiry(log.now + rule.period - now))
+    call('PEXPIRE', key, expiry(log.now + rule.period - now, rule.leases))
 end
 
 -- Oldest first: counting begins `given` further on, and what lies before weighs nothing any more. Entries that have
@@ -70,12 +70,13 @@ end
 
 local function log_stamp(_, _, _, log) return log.now end
 
-local function log_save(key, _, rule)
+local function log_save(key, now, rule, log)
     hold(key, rule.leases)
+    call('PEXPIRE', key, expiry(log.newest + rule.period - now, rule.leases))
 end
 
-local function log_give_back(key, _, rule)
+local function log_give_back(key, now, rule, log)
     local newest = log_at(key, 0, rule)
     if newest.units > 0 then give_own(key, rule, newest) end
-    hold(key, rule.leases)
+    log_save(key, now, rule, log)
 end
