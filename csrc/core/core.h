@@ -25,6 +25,7 @@ struct tg_limiter {
     bool count_denied;
     const tg_metric_name *metric; /* NULL: not counted */
     bool gives_back; /* what it takes may be given back after the response */
+    unsigned reads;  /* TG_READ_ bits: what it looks at in a request */
 };
 
 /* Fills everything of a decision but results and identities from its results: allowed, reported, the plain fields. */

@@ -2,6 +2,8 @@
  * Must not enter: YAML, faces, what is answered. */
 #include "core/gate.h"
 
+#include "config/match.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -367,12 +369,26 @@ is_simple(const tg_policy *policy)
            policy->log == TG_LOG_NONE && policy->settle_place.line == 0 && policy->pause.period_us == 0;
 }
 
+static bool
+reads_headers(const tg_snapshot *made)
+{
+    for (size_t i = 0; i < made->limiter_count; i++) {
+        const tg_match *match = made->config->policies[i].match;
+        if ((made->limiters[i]->reads & TG_READ_HEADERS) || (match && (match->host_count || match->header_count)))
+            return true;
+    }
+    return false;
+}
+
 static void
 look_over(tg_snapshot *made)
 {
     made->simple = made->config->exempt.count == 0 && made->config->deny.count == 0;
     for (size_t i = 0; i < made->limiter_count; i++)
         made->simple &= is_simple(&made->config->policies[i]);
+    made->reads = TG_READ_HEADERS | TG_READ_TARGET;
+    if (made->simple && !made->brief && !reads_headers(made))
+        made->reads = TG_READ_TARGET;
 }
 
 static tg_status

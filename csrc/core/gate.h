@@ -25,6 +25,7 @@ typedef struct tg_snapshot {
     struct tg_logged *logged; /* for each policy, what has been said of it: this and what follows is all that changes */
     tg_watch *watches;       /* for each policy, how its answers go; NULL: none has a `pause_when` */
     bool simple;             /* no policy does more than judge: the short way */
+    unsigned reads;          /* TG_READ_ bits: what it looks at in a request */
     tg_gate *brief;          /* whose limiters are made as their policies are met; else NULL */
 } tg_snapshot;
 

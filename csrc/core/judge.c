@@ -488,6 +488,9 @@ tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_matter *mat
     of.found = found;
     if (matter->cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, matter->cost);
+    const tg_status read = tg__request_read(request, now->reads, error);
+    if (read != TG_OK)
+        return read;
     size_t count = 1;
     if (request->policy.length == 0)
         count = tg__config_match(now->config, request, found);

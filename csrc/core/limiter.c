@@ -2,6 +2,7 @@
 #include "core/inquiry.h"
 #include "core/metrics.h"
 #include "core/overrides.h"
+#include "identity/headers.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -84,7 +85,7 @@ tg__limiter_open(tg_store *store, const tg_client *client, const tg_limiter_opti
     for (size_t i = 0; status == TG_OK && i < options->by_count; i++) {
         status = tg__by_parse(options->by[i], &limiter->by[i], error);
         if (status == TG_OK)
-            limiter->by_count = i + 1;
+            limiter->reads |= tg__by_reads(limiter->by[limiter->by_count++], limiter->client);
     }
     if (status == TG_OK && options->on_store_failure == TG_FAIL_LOCAL)
         status = tg_store_open(tg_text_of(LOCAL_URI), &(tg_store_options){ .clock = store->clock }, &limiter->local,
@@ -884,11 +885,16 @@ tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_m
     if (matter->cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, matter->cost);
     tg_bench bench;
+    unsigned reads = 0;
     bench.count = limiter_count;
     for (size_t i = 0; i < limiter_count; i++) {
         bench.limiters[i] = limiters[i];
         bench.costs[i] = matter->cost;
+        reads |= limiters[i]->reads;
     }
+    const tg_status read = tg__request_read(matter->request, reads, error);
+    if (read != TG_OK)
+        return read;
     const tg_status status = tg__bench_judge(&bench, matter, judgement, error);
     if (status == TG_OK && !matter->request->peek)
         tg__metrics_judged(&bench, judgement);

@@ -276,6 +276,43 @@ tg__by_names(const tg_by *by, const char *kind)
     return false;
 }
 
+static unsigned
+part_reads(const part *wanted, const tg_client *client)
+{
+    switch (wanted->kind) {
+    case KIND_IP:
+        return client->network_count || client->trusts_local ? TG_READ_HEADERS : 0; /* who else may speak for others? */
+    case KIND_USER:
+        return client->user_header.length ? TG_READ_HEADERS : 0;
+    case KIND_ROUTE:
+    case KIND_METHOD:
+    case KIND_KEY:
+        return 0;
+    case KIND_PATH:
+    case KIND_QUERY:
+        return TG_READ_TARGET;
+    case KIND_HOST:
+    case KIND_API_KEY:
+    case KIND_FINGERPRINT:
+    case KIND_HEADER:
+    case KIND_COOKIE:
+    case KIND_FORM: /* a body is of the type that a header says */
+    case KIND_JSON:
+        break;
+    }
+    return TG_READ_HEADERS;
+}
+
+unsigned
+tg__by_reads(const tg_by *by, const tg_client *client)
+{
+    unsigned reads = 0;
+    for (size_t a = 0; a < by->count; a++)
+        for (size_t i = 0; i < by->alternatives[a].count; i++)
+            reads |= part_reads(&by->alternatives[a].parts[i], client);
+    return reads;
+}
+
 static bool
 is_of_body(const part *wanted)
 {

@@ -30,4 +30,14 @@ bool tg__header_previous(tg_header_lines *lines, tg_text *value);
 /* The value of a header that may be sent once only, trimmed. false: absent, empty, or sent twice. */
 bool tg__header_single(const tg_request *request, const tg_header_name *name, tg_text *value);
 
+/* Has the face read what is needed of it (TG_READ_ bits), where it has left that for later. Once, before a request is
+ * judged. */
+tg_status tg__request_read_now(const tg_request *request, unsigned needed, tg_error *error);
+
+static inline tg_status
+tg__request_read(const tg_request *request, unsigned needed, tg_error *error)
+{
+    return request->unread ? tg__request_read_now(request, needed, error) : TG_OK;
+}
+
 #endif

@@ -36,6 +36,8 @@ tg_status tg__by_of_values(const tg_by *by, const tg_client *client, const tg_pa
 void tg__by_shared(const tg_by *by, tg_identity *identity);
 /* Whether any alternative names this kind (exact spelling, or "header:" for any header). */
 bool tg__by_names(const tg_by *by, const char *kind);
+/* What is looked at besides the peer, the user, the route and the method: TG_READ_ bits. */
+unsigned tg__by_reads(const tg_by *by, const tg_client *client);
 /* A kind that a face with these TG_FACE_ bits cannot tell, where no alternative does without; else NULL. */
 const char *tg__by_unknown(const tg_by *by, unsigned faces);
 

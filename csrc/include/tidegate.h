@@ -347,6 +347,14 @@ typedef struct tg_header {
     tg_text value;
 } tg_header;
 
+/* What a face may leave unread until a judging function asks for it: most limits need neither.
+ * name, bit, the fields of tg_request */
+#define TG_READ_HEADERS 1u /* headers, header_count, host */
+#define TG_READ_TARGET 2u  /* path, query */
+/* Fills the fields of these TG_READ_ bits into the tg_request that names it, and takes the bits out of `unread`. Called at
+ * most once in a judging, before anything is decided or taken; what it returns but TG_OK is what the judging returns. */
+typedef tg_status tg_request_reader(void *reading, unsigned parts, tg_error *error);
+
 /* What a face knows about the request being judged. All borrowed for the call. Empty text: not known. */
 typedef struct tg_request {
     tg_text method;
@@ -374,6 +382,11 @@ typedef struct tg_request {
     /* The sum of tg_judgement.waited_us of what was judged for this same request before, in whatever stores: a request waits
      * for all of them together no longer than one judgement may. */
     uint64_t waited_us;
+    /* TG_READ_ bits of what the face has not read yet, and who does. 0 for tg_client_resolve, and where nobody waits
+     * (tg_gate_judge_begin and its like), for which the request may have to outlive what it was read from. */
+    unsigned unread;
+    tg_request_reader *read;
+    void *reading;
 } tg_request;
 
 #define TG_ADDRESS_TEXT_MAX 64

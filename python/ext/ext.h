@@ -290,6 +290,9 @@ PyObject *tgpy_reserve(PyObject *module, PyObject *const *args, Py_ssize_t count
  * free it. */
 typedef struct tgpy_request {
     tg_request request;
+    /* For what is read late: see tgpy_request_of_scope. */
+    tgpy_state *state;
+    PyObject *dict, *late_headers; /* held */
     tg_header *headers; /* inlined or allocated */
     size_t header_room;
     PyObject *held[TGPY_HELD_MAX];
@@ -303,6 +306,10 @@ typedef struct tgpy_request {
 
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
+/* The same, but for what stands in `later` (TG_READ_ bits): that is read when the judging asks for it, if reading it can run no
+ * Python code of the caller's. For a judging that does not let other threads run. One that fails because of what was read late
+ * has an exception set. */
+bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, unsigned later);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
 /* A str as UTF-8 for as long as the request; `what` names it where it is none. */
 bool tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text);

@@ -645,7 +645,8 @@ judge_now(tgpy_state *state, const struct judges *judges, const tg_request *requ
     tgpy_others_stop(thread);
     if (status == TG_OK)
         return tgpy_judgement_new(state, judges->owner, &judgement, gate ? &answer : NULL);
-    return tgpy_raise(state, &error, NULL);
+    /* What was read late raises in its own words. */
+    return request->read && PyErr_Occurred() ? NULL : tgpy_raise(state, &error, NULL);
 }
 
 static PyObject *
@@ -805,7 +806,9 @@ tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, 
         return unmatched(state);
     tgpy_request request;
     PyObject *made = NULL;
-    if (tgpy_request_of_scope(state, &request, scope, route, NULL)) {
+    /* A rules file always looks at the path. */
+    if (tgpy_request_of_scope_late(state, &request, scope, route,
+                                   by_gate ? TG_READ_HEADERS : TG_READ_HEADERS | TG_READ_TARGET)) {
         made = judge(state, &judges, &request, &options);
         say_resolved(state, &request.request);
     }

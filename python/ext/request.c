@@ -2,7 +2,8 @@
  * Must not enter: deciding who the client is. What the server said is handed on; csrc/identity/ judges it.
  *
  * Everything that can run Python code (a user object's properties, a mapping that is no dict, an iterable of headers) comes
- * first; what it gave is held. After that only bytes are read, so nothing borrowed can change under us. */
+ * first; what it gave is held. After that only bytes are read, so nothing borrowed can change under us.
+ * Headers and path of a scope are read when the judging asks for them: most limits need neither. */
 #include "ext.h"
 
 #include <string.h>
@@ -12,6 +13,7 @@ request_init(tgpy_request *request)
 {
     request->request = (tg_request){ .header_count = 0 };
     request->headers = request->inlined;
+    request->late_headers = NULL;
     request->header_room = TGPY_HEADERS_INLINE;
     request->held_count = 0;
     request->overflow = NULL;
@@ -303,12 +305,13 @@ read_headers(tgpy_request *request, PyObject *headers)
         for (Py_ssize_t i = 0; i < count; i++)
             if (!read_pair(request, PyList_GetItem(headers, i)))
                 return false;
-        return true;
+    } else {
+        const Py_ssize_t count = PyTuple_Size(headers);
+        for (Py_ssize_t i = 0; i < count; i++)
+            if (!read_pair(request, PyTuple_GetItem(headers, i)))
+                return false;
     }
-    const Py_ssize_t count = PyTuple_Size(headers);
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!read_pair(request, PyTuple_GetItem(headers, i)))
-            return false;
+    request->request.headers = request->headers;
     return true;
 }
 
@@ -347,8 +350,47 @@ read_given(tgpy_request *request, PyObject *route, PyObject *user)
            (hold(request, Py_NewRef(user)) && tgpy_request_str(request, user, "user", &request->request.user));
 }
 
-bool
-tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user)
+static bool
+read_target(const tgpy_state *state, tgpy_request *request, PyObject *dict)
+{
+    tg_request *to = &request->request;
+    PyObject *found = lookup(state, request, dict, NAME_raw_path);
+    if (found) { /* as the client sent it */
+        if (!PyBytes_Check(found))
+            return wrong_type("scope[\"raw_path\"]", "bytes or None", found);
+        to->path = (tg_text){ PyBytes_AsString(found), (size_t)PyBytes_Size(found) };
+    }
+    if (to->path.length == 0) { /* servers need not give it; `path` has been decoded */
+        found = lookup(state, request, dict, NAME_path);
+        tg_text decoded;
+        if (found && (!tgpy_request_str(request, found, "scope[\"path\"]", &decoded) ||
+                      !encode_path(request, (tg_text){ NULL, 0 }, decoded)))
+            return false;
+    }
+    found = lookup(state, request, dict, NAME_query_string); /* no part of raw_path */
+    if (found) {
+        if (!PyBytes_Check(found))
+            return wrong_type("scope[\"query_string\"]", "bytes or None", found);
+        to->query = (tg_text){ PyBytes_AsString(found), (size_t)PyBytes_Size(found) };
+    }
+    return !PyErr_Occurred();
+}
+
+/* What the judging asks for after all: a tg_request_reader. */
+static tg_status
+read_late(void *reading, unsigned parts, tg_error *error)
+{
+    tgpy_request *request = reading;
+    request->request.unread &= ~parts;
+    if ((!(parts & TG_READ_TARGET) || read_target(request->state, request, request->dict)) &&
+        (!(parts & TG_READ_HEADERS) || !request->late_headers || read_headers(request, request->late_headers)))
+        return TG_OK;
+    error->status = TG_E_ARG; /* the exception says what is wrong */
+    return TG_E_ARG;
+}
+
+static bool
+read_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user, unsigned later)
 {
     request_init(request);
     tg_request *to = &request->request;
@@ -373,6 +415,8 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
     }
     if (PyErr_Occurred())
         return false;
+    if (!PyDict_CheckExact(scope) || (headers && !PyList_CheckExact(headers) && !PyTuple_CheckExact(headers)))
+        later = 0;
 
     /* From here on no Python code runs. */
     found = lookup(state, request, dict, NAME_method);
@@ -380,32 +424,35 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
         return false;
     if (!found)
         to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
-    found = lookup(state, request, dict, NAME_raw_path);
-    if (found) { /* as the client sent it */
-        if (!PyBytes_Check(found))
-            return wrong_type("scope[\"raw_path\"]", "bytes or None", found);
-        to->path = (tg_text){ PyBytes_AsString(found), (size_t)PyBytes_Size(found) };
-    }
-    if (to->path.length == 0) { /* servers need not give it; `path` has been decoded */
-        found = lookup(state, request, dict, NAME_path);
-        tg_text decoded;
-        if (found && (!tgpy_request_str(request, found, "scope[\"path\"]", &decoded) ||
-                      !encode_path(request, (tg_text){ NULL, 0 }, decoded)))
-            return false;
-    }
-    found = lookup(state, request, dict, NAME_query_string); /* no part of raw_path */
-    if (found) {
-        if (!PyBytes_Check(found))
-            return wrong_type("scope[\"query_string\"]", "bytes or None", found);
-        to->query = (tg_text){ PyBytes_AsString(found), (size_t)PyBytes_Size(found) };
-    }
+    if (!(later & TG_READ_TARGET) && !read_target(state, request, dict))
+        return false;
     found = lookup(state, request, dict, NAME_client);
     if (found && !read_client(request, found))
         return false;
-    if (headers && !read_headers(request, headers))
+    if (later & TG_READ_HEADERS)
+        request->late_headers = headers;
+    else if (headers && !read_headers(request, headers))
         return false;
-    to->headers = request->headers;
+    if (later) {
+        to->unread = later;
+        to->read = read_late;
+        to->reading = request;
+        request->state = state;
+        request->dict = dict;
+    }
     return !PyErr_Occurred();
+}
+
+bool
+tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user)
+{
+    return read_scope(state, request, scope, route, user, 0);
+}
+
+bool
+tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, unsigned later)
+{
+    return read_scope(state, request, scope, route, NULL, later);
 }
 
 /* ---- WSGI ---- */
