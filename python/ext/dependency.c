@@ -59,15 +59,6 @@ dependency_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* What hit() of asgi.c is called by, without the way through a call's arguments. */
-static PyObject *
-hit_scope(PyObject *hit, PyObject *scope)
-{
-    if (PyCFunction_CheckExact(hit) && PyCFunction_GetFlags(hit) == METH_O)
-        return PyCFunction_GetFunction(hit)(PyCFunction_GetSelf(hit), scope);
-    return PyObject_CallFunctionObjArgs(hit, scope, NULL);
-}
-
 /* What was called with beside the two that every limit takes. */
 static PyObject *
 told_of(const tgpy_state *state, PyObject *kwargs)
@@ -93,7 +84,7 @@ dependency_call(PyObject *object, PyObject *args, PyObject *kwargs)
         return awaitable;
     }
     PyObject *scope = PyObject_GetAttr(conn, state->names[NAME_scope]), *hit = Py_NewRef(self->hit);
-    PyObject *got = scope ? hit_scope(hit, scope) : NULL, *awaitable = NULL;
+    PyObject *got = scope ? tgpy_hit_scope(state, hit, scope) : NULL, *awaitable = NULL;
     Py_DECREF(hit); /* held: what a hit runs may set another */
     Py_XDECREF(scope);
     if (got && Py_TYPE(got) == state->decision_type)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -85,6 +87,49 @@ def test_an_empty_environment_installs_the_wheel_and_counts(wheel: Path, tmp_pat
     assert used.startswith(str(tmp_path / "env"))
     listed = run(python, "-m", "pip", "show", "tidegate")
     assert "Requires: \n" in listed  # nothing at run time
+
+
+def later_pythons() -> list[str]:
+    """One CPython of each later minor version that is here: on the PATH, or among those of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found: dict[str, str] = {}
+    for minor in range(sys.version_info.minor + 1, 20):
+        name = f"python3.{minor}"
+        candidates = [shutil.which(name), *map(str, sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}")))]
+        says = "import sys, ensurepip; print(sys.implementation.name, getattr(sys, '_is_gil_enabled', lambda: True)())"
+        for candidate in filter(None, candidates):
+            done = subprocess.run([candidate, "-c", says], capture_output=True, text=True, check=False)
+            if done.stdout.split() == ["cpython", "True"]:
+                found.setdefault(name, candidate)
+    return list(found.values())
+
+
+NONE_LATER = pytest.param("", marks=pytest.mark.skip(f"no CPython after 3.{sys.version_info.minor} on the PATH or of pyenv"))
+# What they need is pytest, which is Python alone and serves any version.
+ON_ANY_PYTHON = ("decision", "extension", "extension_requests", "limiter", "limiter_faults")
+
+
+@pytest.mark.parametrize("later", later_pythons() or [NONE_LATER], ids=lambda path: Path(path).name)
+def test_the_same_wheel_passes_its_tests_under_every_later_python_that_is_here(
+    later: str, wheel: Path, tmp_path: Path
+) -> None:
+    run(later, "-m", "venv", tmp_path / "env")
+    python = tmp_path / "env/bin/python"
+    run(python, "-m", "pip", "install", "-q", "--no-index", wheel)
+    assert run(python, "-c", USED.format(version=VERSION), cwd=tmp_path).startswith(str(tmp_path / "env"))
+    lent = tmp_path / "lent"
+    lent.mkdir()
+    for package in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        for top in {file.parts[0] for file in importlib.metadata.files(package) or ()}:
+            if not top.endswith(".dist-info") and top not in ("..", "__pycache__"):
+                (lent / top).symlink_to(Path(str(importlib.metadata.distribution(package).locate_file(top))))
+    tests = [ROOT / f"tests/python/test_{name}.py" for name in ON_ANY_PYTHON]
+    lending = {"PYTHONPATH": str(lent), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], cwd=tmp_path,
+                          env={**os.environ, **lending}, capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) > 400, done.stdout
 
 
 def test_what_the_package_says_of_itself_is_one_thing() -> None:

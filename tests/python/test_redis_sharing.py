@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -150,31 +149,3 @@ def test_a_hundred_threads_on_redis_start_one_thread_of_ours_and_meet_no_error(r
         admitted = list(pool.map(lambda _: work(), range(100)))
         assert sum(admitted) == 1000
     assert most <= before + 100 + 1, "the one that carries counts may just have begun"
-
-
-def hold_and_wait(uri: str, ready: multiprocessing.SimpleQueue[int]) -> None:
-    Limiter("5/hour token_bucket", name="places", store=uri).reserve("u", lease=1).__enter__()
-    ready.put(os.getpid())
-    time.sleep(60)
-
-
-@pytest.mark.fault("R161")
-def test_places_in_redis_held_by_killed_processes_are_free_when_their_leases_have_ended(redis: Server) -> None:
-    limiter = Limiter("5/hour token_bucket", name="places", store=redis.patient)
-    context = multiprocessing.get_context("fork")
-    ready: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
-    holders = [context.Process(target=hold_and_wait, args=(redis.patient, ready)) for _ in range(5)]
-    for holder in holders:
-        holder.start()
-    pids = [ready.get() for _ in holders]
-    assert not limiter.hit("u")
-    begun = time.monotonic()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for holder in holders:
-        holder.join()
-    while limiter.peek("u").remaining < 5:
-        assert time.monotonic() - begun < 20
-        time.sleep(0.01)
-    assert limiter.hit("u", cost=5)
-    assert all(left > 0 for left in redis.keys().values())

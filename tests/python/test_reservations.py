@@ -454,22 +454,26 @@ def test_more_than_512_leases_of_one_client_are_refused_on_redis(redis: Server) 
 
 
 def hold_and_wait(uri: str, ready: "multiprocessing.SimpleQueue[int]") -> None:
-    limiter = Limiter("5/hour token_bucket", store=uri)
-    limiter.reserve("u", lease=1).__enter__()
+    Limiter("5/hour token_bucket", name="places", store=uri).reserve("u", lease=1).__enter__()
     ready.put(os.getpid())
     time.sleep(60)
 
 
 @pytest.mark.fault("R161")
-def test_places_held_by_killed_processes_are_free_when_their_leases_have_ended(tmp_path: Path) -> None:
-    uri = f"shared://{tmp_path}/table"
-    limiter = Limiter("5/hour token_bucket", store=uri)
-    context = multiprocessing.get_context("spawn")
-    ready = context.SimpleQueue()
-    holders = [context.Process(target=hold_and_wait, args=(uri, ready)) for _ in range(5)]
+@pytest.mark.parametrize(("kind", "method"), [("table", "spawn"), ("redis", "fork")])
+def test_places_held_by_killed_processes_are_free_when_their_leases_have_ended(
+    kind: str, method: str, redis: Server, tmp_path: Path
+) -> None:
+    uri = redis.patient if kind == "redis" else f"shared://{tmp_path}/table"
+    limiter = Limiter("5/hour token_bucket", name="places", store=uri)
+    context = multiprocessing.get_context(method)
+    ready: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
+    holders = [context.Process(target=hold_and_wait, args=(uri, ready)) for _ in range(5)]  # type: ignore[attr-defined]
     for holder in holders:
         holder.start()
     pids = [ready.get() for _ in holders]
+    if method == "fork":  # five programs take longer to begin than the first one's lease lasts
+        assert not limiter.hit("u")
     begun = time.monotonic()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -479,6 +483,7 @@ def test_places_held_by_killed_processes_are_free_when_their_leases_have_ended(t
         assert time.monotonic() - begun < 20
         time.sleep(0.01)
     assert limiter.hit("u", cost=5)
+    assert all(left > 0 for left in redis.keys().values())
 
 
 def test_a_table_without_room_for_another_lease_says_so_and_follows_the_failure_policy(
