@@ -79,11 +79,11 @@ typedef struct tg_matter {
 
 /* Limiters that judge it together, all or nothing. */
 typedef struct tg_bench {
-    tg_limiter *limiters[TG_LIMITERS_MAX];
-    uint64_t costs[TG_LIMITERS_MAX]; /* of each, at most TG_LIMIT_MAX: the matter's own is not looked at */
-    size_t places[TG_LIMITERS_MAX];  /* judge.c: of each its place among the policies that the request meets */
+    tg_limiter *const *limiters;
+    const uint64_t *costs; /* of each, at most TG_LIMIT_MAX; NULL: the matter's own */
     size_t count;
-    size_t reported; /* receives the index of the limiter whose name the judgement bears */
+    size_t reported;        /* receives the index of the limiter whose name the judgement bears */
+    _Atomic uint64_t *line; /* receives where the first one counts; NULL: it was not asked for */
 } tg_bench;
 
 /* tg_limiters_judge of 1 to TG_LIMITERS_MAX limiters. TG__PENDING: see inquiry.h. */

@@ -22,7 +22,8 @@ tg__decision_report(tg_decision *decision)
     assert(decision->result_count > 0);
     const tg_result *const results = decision->results, *reported = results;
     uint64_t remaining = results->remaining, delay_us = results->delay_us;
-    for (const tg_result *result = results + 1; result < results + decision->result_count; result++) {
+    for (size_t i = 1; __builtin_expect(i < decision->result_count, 0); i++) {
+        const tg_result *const result = &results[i];
         if (result->remaining < remaining)
             remaining = result->remaining;
         if (result->delay_us > delay_us)

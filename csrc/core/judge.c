@@ -50,6 +50,14 @@ name_policy(tg_judgement *judgement, const char *name)
     memcpy(judgement->policy, name, strlen(name) + 1);
 }
 
+/* Those that judge together, and of each its place among the policies that the request meets. */
+typedef struct seats {
+    tg_bench bench; /* of what follows */
+    tg_limiter *limiters[TG_LIMITERS_MAX];
+    uint64_t costs[TG_LIMITERS_MAX];
+    size_t places[TG_LIMITERS_MAX];
+} seats;
+
 /* A peek is no decision, and one that waits for the body comes again with it. */
 static inline bool
 is_counted(const court *of)
@@ -64,38 +72,38 @@ count_at(const court *of, size_t at, tg_metric metric)
         tg__metrics_one(of->now->limiters[at], metric);
 }
 
-static tg_status
-judge_together(court *of, tg_bench *together, tg_error *error)
+/* `places`: of those who judge; NULL: each sits at its own. */
+static inline tg_status
+judge_together(court *of, tg_bench *bench, const size_t *places, tg_error *error)
 {
     tg_judgement *judgement = of->judgement;
-    const tg_status status = tg__bench_judge(together, of->matter, judgement, error);
+    const tg_status status = tg__bench_judge(bench, of->matter, judgement, error);
     if (status == TG_OK && is_counted(of))
-        tg__metrics_judged(together, judgement);
-    of->style = &of->judging[together->places[together->reported]]->style;
+        tg__metrics_judged(bench, judgement);
+    of->style = &of->judging[places ? places[bench->reported] : bench->reported]->style;
     const uint16_t own_status = of->style->statuses[judgement->outcome];
-    if (status == TG_OK && own_status)
+    if (__builtin_expect(status == TG_OK && own_status != 0, 0))
         judgement->status = own_status;
     return status;
 }
 
 /* ---- the short way: policies that only judge ---- */
 
-static tg_status
+static inline tg_status
 judge_simply(court *of, size_t count, tg_error *error)
 {
-    tg_bench together;
+    tg_limiter *limiters[TG_LIMITERS_MAX];
     if (count == 0) {
         tg__judgement_unmatched(of->judgement);
         return TG_OK;
     }
     for (size_t i = 0; i < count; i++) {
         of->judging[i] = &of->now->config->policies[of->found[i]];
-        together.limiters[i] = of->now->limiters[of->found[i]];
-        together.costs[i] = of->matter->cost;
-        together.places[i] = i;
+        limiters[i] = of->now->limiters[of->found[i]];
     }
-    together.count = of->judging_count = count;
-    return judge_together(of, &together, error);
+    of->judging_count = count;
+    tg_bench bench = { .limiters = limiters, .count = count };
+    return judge_together(of, &bench, NULL, error);
 }
 
 /* ---- the long way ---- */
@@ -181,10 +189,10 @@ exempt(court *of, const char *policy)
 
 /* Results name their policy by its place among all that the request meets. */
 static void
-name_places(tg_decision *decision, const tg_bench *seats)
+name_places(tg_decision *decision, const seats *sit)
 {
     for (size_t i = 0; i < decision->result_count; i++)
-        decision->results[i].limiter = (uint8_t)seats->places[decision->results[i].limiter];
+        decision->results[i].limiter = (uint8_t)sit->places[decision->results[i].limiter];
 }
 
 static bool
@@ -196,25 +204,25 @@ is_refusal(const tg_judgement *judgement)
 /* What is not enforced judges when the rest has let through: on its own, so that it takes nothing from a request that it
  * would refuse, and nothing of what it says reaches the rest. */
 static tg_status
-judge_aside(const court *of, tg_bench *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
+judge_aside(const court *of, seats *aside, tg_metric refused, tg_judgement *said, size_t *reported, tg_error *error)
 {
-    const tg_status status = tg__bench_judge(aside, of->matter, said, error);
-    *reported = aside->places[aside->reported];
+    const tg_status status = tg__bench_judge(&aside->bench, of->matter, said, error);
+    *reported = aside->places[aside->bench.reported];
     if (status == TG_OK && is_counted(of) && !said->needs_body) {
         const size_t at = of->found[*reported];
         if (is_refusal(said) && refused == TG_METRIC_PAUSED)
             tg__watch_let_through(&of->now->watches[at], of->now->limiters[at]);
         else if (is_refusal(said))
-            tg__metrics_one(aside->limiters[aside->reported], refused);
+            tg__metrics_one(aside->limiters[aside->bench.reported], refused);
         else
-            tg__metrics_judged(aside, said);
+            tg__metrics_judged(&aside->bench, said);
     }
     return status;
 }
 
 /* What was charged aside joins the decision: a later refusal gives it back, a second look at the request finds it. */
 static void
-keep_charges(tg_decision *decision, const tg_decision *aside, const tg_bench *seats)
+keep_charges(tg_decision *decision, const tg_decision *aside, const seats *sit)
 {
     for (size_t i = 0; i < aside->result_count; i++) {
         const tg_result *result = &aside->results[i];
@@ -233,13 +241,13 @@ keep_charges(tg_decision *decision, const tg_decision *aside, const tg_bench *se
         tg_result *kept = &decision->results[decision->result_count++];
         *kept = *result;
         kept->identity = (uint8_t)at;
-        kept->limiter = (uint8_t)seats->places[result->limiter];
+        kept->limiter = (uint8_t)sit->places[result->limiter];
     }
 }
 
 /* Those in `mode: challenge`, or those that are paused: what they refuse is let through, what they let through counts. */
 static tg_status
-judge_lenient(court *of, tg_bench *lenient, tg_metric refused, bool alone, tg_error *error)
+judge_lenient(court *of, seats *lenient, tg_metric refused, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
@@ -259,7 +267,7 @@ judge_lenient(court *of, tg_bench *lenient, tg_metric refused, bool alone, tg_er
     if (alone && said.outcome == TG_ALLOWED) { /* nothing else speaks: its numbers are the request's */
         *of->judgement = said;
         name_places(&of->judgement->decision, lenient);
-        for (size_t i = 0; i < lenient->count; i++)
+        for (size_t i = 0; i < lenient->bench.count; i++)
             of->judging[lenient->places[i]] = &of->now->config->policies[of->found[lenient->places[i]]];
         of->style = &of->now->config->policies[of->found[reported]].style;
     } else if (!alone) {
@@ -269,7 +277,7 @@ judge_lenient(court *of, tg_bench *lenient, tg_metric refused, bool alone, tg_er
 }
 
 static tg_status
-judge_shadows(court *of, tg_bench *shadows, bool alone, tg_error *error)
+judge_shadows(court *of, seats *shadows, bool alone, tg_error *error)
 {
     tg_judgement said;
     size_t reported;
@@ -290,12 +298,13 @@ judge_shadows(court *of, tg_bench *shadows, bool alone, tg_error *error)
 }
 
 static void
-take_seat(const court *of, tg_bench *seats, size_t place)
+take_seat(const court *of, seats *sit, size_t place)
 {
     const tg_policy *policy = &of->now->config->policies[of->found[place]];
-    seats->limiters[seats->count] = limiter_of(of, of->found[place]);
-    seats->costs[seats->count] = times(of->matter->cost, cost_of(&policy->cost, of->request));
-    seats->places[seats->count++] = place;
+    const size_t at = sit->bench.count++;
+    sit->limiters[at] = limiter_of(of, of->found[place]);
+    sit->costs[at] = times(of->matter->cost, cost_of(&policy->cost, of->request));
+    sit->places[at] = place;
 }
 
 /* Whether so many of its answers are errors that it is to refuse nobody. One that forbids goes on: what it refuses was
@@ -339,25 +348,25 @@ settles(const tg_policy *policy)
 
 /* Those that are enforced first; the others when nothing of it is refused, nor waits for the body. */
 static tg_status
-judge_seated(court *of, tg_bench benches[BENCHES], tg_error *error)
+judge_seated(court *of, seats benches[BENCHES], tg_error *error)
 {
-    bool alone = benches[BENCH_ENFORCE].count == 0;
+    bool alone = benches[BENCH_ENFORCE].bench.count == 0;
     tg_status status = TG_OK;
     if (!alone) {
-        status = judge_together(of, &benches[BENCH_ENFORCE], error);
+        status = judge_together(of, &benches[BENCH_ENFORCE].bench, benches[BENCH_ENFORCE].places, error);
         if (status != TG_OK)
             return status;
         name_places(&of->judgement->decision, &benches[BENCH_ENFORCE]);
     }
     if (of->judgement->status != 0 || of->judgement->needs_body)
         return TG_OK;
-    if (benches[BENCH_PAUSED].count)
+    if (benches[BENCH_PAUSED].bench.count)
         status = judge_lenient(of, &benches[BENCH_PAUSED], TG_METRIC_PAUSED, alone, error);
-    alone &= benches[BENCH_PAUSED].count == 0;
-    if (status == TG_OK && benches[BENCH_CHALLENGE].count)
+    alone &= benches[BENCH_PAUSED].bench.count == 0;
+    if (status == TG_OK && benches[BENCH_CHALLENGE].bench.count)
         status = judge_lenient(of, &benches[BENCH_CHALLENGE], TG_METRIC_CHALLENGED, alone, error);
-    alone &= benches[BENCH_CHALLENGE].count == 0;
-    if (status == TG_OK && benches[BENCH_SHADOW].count)
+    alone &= benches[BENCH_CHALLENGE].bench.count == 0;
+    if (status == TG_OK && benches[BENCH_SHADOW].bench.count)
         status = judge_shadows(of, &benches[BENCH_SHADOW], alone, error);
     return status;
 }
@@ -367,7 +376,7 @@ judge_wholly(court *of, size_t count, tg_error *error)
 {
     const tg_config *config = of->now->config;
     tg_judgement *judgement = of->judgement;
-    tg_bench benches[BENCHES];
+    seats benches[BENCHES];
     uint32_t watches[TG_LIMITERS_MAX];
     size_t watch_count = 0;
     bool settling = false, judged = false;
@@ -389,7 +398,7 @@ judge_wholly(court *of, size_t count, tg_error *error)
         return exempt(of, "");
     }
     for (size_t i = 0; i < BENCHES; i++)
-        benches[i].count = 0; /* the rest is written where it is used */
+        benches[i].bench = (tg_bench){ .limiters = benches[i].limiters, .costs = benches[i].costs };
     of->judging_count = count;
     for (size_t i = 0; i < count; i++) {
         const tg_policy *policy = &config->policies[of->found[i]];

@@ -786,10 +786,11 @@ conclude_unidentified(const tg_limiter *limiter, tg_judgement *judgement)
 }
 
 static __attribute__((noinline)) tg_status
-plan_request(tg_bench *bench, const tg_request *request, tg_target_list *plan, tg_judgement *judgement, tg_error *error)
+plan_request(tg_bench *bench, const tg_matter *matter, tg_target_list *plan, tg_judgement *judgement, tg_error *error)
 {
     for (size_t i = 0; i < bench->count; i++) {
         const tg_limiter *const limiter = bench->limiters[i];
+        const uint64_t cost = bench->costs ? bench->costs[i] : matter->cost;
         if (limiter->by_count == 0)
             return tg__error(error, TG_E_ARG, "limiter '%s' has no `by`: it cannot tell who sent a request", limiter->name);
         if (limiter->store != bench->limiters[0]->store)
@@ -797,13 +798,13 @@ plan_request(tg_bench *bench, const tg_request *request, tg_target_list *plan, t
                              bench->limiters[0]->name, limiter->name);
         for (size_t j = 0; j < limiter->by_count; j++) {
             size_t index;
-            tg_status status = identify(limiter, limiter->by[j], request, judgement, &index, error);
+            tg_status status = identify(limiter, limiter->by[j], matter->request, judgement, &index, error);
             if (status == TG_E_UNSUPPORTED) {
                 judgement->needs_body = true;
                 continue;
             }
             if (status == TG_OK)
-                status = add_targets(plan, limiter, i, index, bench->costs[i], &judgement->decision, error);
+                status = add_targets(plan, limiter, i, index, cost, &judgement->decision, error);
             if (status != TG_OK) {
                 bench->reported = i;
                 return status;
@@ -847,10 +848,11 @@ tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgemen
     const tg_request *const request = matter->request;
     tg_target_list plan;
     bench->reported = 0;
+    bench->line = NULL;
     clear_judgement(judgement);
     begin_decision(&judgement->decision);
     plan.count = 0;
-    const tg_status status = tg__is_preflight(request) ? TG_OK : plan_request(bench, request, &plan, judgement, error);
+    const tg_status status = tg__is_preflight(request) ? TG_OK : plan_request(bench, matter, &plan, judgement, error);
     if (__builtin_expect(status != TG_OK || plan.count == 0, 0)) { /* perhaps all of it waits for the body */
         say_nothing(&judgement->decision);
         if (status != TG_E_IDENTITY)
@@ -865,7 +867,7 @@ tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgemen
         if (!decide_later(matter->inquiry, bench->limiters, bench->count, op, &plan, &judgement->decision))
             return TG__PENDING;
     } else {
-        decide(bench->limiters, bench->count, op, &plan, matter->until_us, &judgement->decision);
+        bench->line = decide(bench->limiters, bench->count, op, &plan, matter->until_us, &judgement->decision);
     }
     const tg_decision *const decision = &judgement->decision;
     if (decision->result_count > 0)
@@ -875,23 +877,20 @@ tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgemen
     return TG_OK;
 }
 
-tg_status
-tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_matter *matter, tg_judgement *judgement,
-                   tg_error *error)
+/* Part of both that follow, so that the shorter way is not one call longer. */
+static inline __attribute__((always_inline)) tg_status
+judge_alike(tg_limiter *const *limiters, size_t limiter_count, const tg_matter *matter, tg_judgement *judgement,
+            tg_error *error)
 {
     if (limiter_count == 0 || limiter_count > TG_LIMITERS_MAX)
         return tg__error(error, TG_E_ARG, "a request is judged by 1 to %d limiters, not %zu", TG_LIMITERS_MAX,
                          limiter_count);
     if (matter->cost > TG_LIMIT_MAX)
         return tg__error(error, TG_E_ARG, "a cost is at most %" PRIu64 ", not %" PRIu64, TG_LIMIT_MAX, matter->cost);
-    tg_bench bench;
+    tg_bench bench = { .limiters = limiters, .count = limiter_count };
     unsigned reads = 0;
-    bench.count = limiter_count;
-    for (size_t i = 0; i < limiter_count; i++) {
-        bench.limiters[i] = limiters[i];
-        bench.costs[i] = matter->cost;
+    for (size_t i = 0; i < limiter_count; i++)
         reads |= limiters[i]->reads;
-    }
     const tg_status read = tg__request_read(matter->request, reads, error);
     if (read != TG_OK)
         return read;
@@ -902,12 +901,19 @@ tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_m
 }
 
 tg_status
+tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_matter *matter, tg_judgement *judgement,
+                   tg_error *error)
+{
+    return judge_alike(limiters, limiter_count, matter, judgement, error);
+}
+
+tg_status
 tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
 {
     const uint64_t until_us = limiter_count ? tg__waits_until(limiters[0]->store, request->waited_us) : 0;
     const tg_matter matter = { request, cost, prior, prior_count, until_us, NULL };
-    const tg_status status = tg__limiters_judge(limiters, limiter_count, &matter, judgement, error);
+    const tg_status status = judge_alike(limiters, limiter_count, &matter, judgement, error);
     if (until_us)
         tg__judgement_waited(judgement, limiters[0]->store, request, until_us);
     return status;

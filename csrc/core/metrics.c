@@ -44,12 +44,18 @@ tg__metrics_judged(const tg_bench *bench, const tg_judgement *judgement)
     const tg_outcome outcome = judgement->outcome;
     if (outcome == TG_UNMATCHED)
         return;
-    const bool by_store = (outcome != TG_ALLOWED && outcome != TG_DENIED) || !judgement->decision.degraded;
-    const tg_metric metric = by_store ? (tg_metric)metrics[outcome] : TG_METRIC_DEGRADED;
+    tg_metric metric = (tg_metric)metrics[outcome];
+    if (__builtin_expect(judgement->decision.degraded, 0) && (outcome == TG_ALLOWED || outcome == TG_DENIED))
+        metric = TG_METRIC_DEGRADED;
     const bool each = outcome == TG_ALLOWED || outcome == TG_EXEMPT;
-    for (size_t i = 0; i < bench->count; i++)
-        if (each || i == bench->reported)
+    for (size_t i = 0; i < bench->count; i++) {
+        if (!each && i != bench->reported)
+            continue;
+        if (i == 0 && bench->line)
+            tg__metric_add(bench->line, metric);
+        else
             tg__metrics_one(bench->limiters[i], metric);
+    }
 }
 
 /* ---- reading ---- */

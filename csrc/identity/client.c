@@ -271,7 +271,7 @@ is_trusted(const tg_client *client, const hop *at)
 
 /* Moves `at` from the trusted peer to the client: leftwards as long as the hop that wrote an entry is itself trusted.
  * The last hop that could be read stays. */
-static void
+static __attribute__((noinline)) void
 walk(const tg_client *client, const tg_request *request, hop *at)
 {
     tg_text value, element;
@@ -307,7 +307,7 @@ walk(const tg_client *client, const tg_request *request, hop *at)
 
 /* Once for a peer that is likely the operator's own proxy, once for any other: a stranger's forged header must not
  * use up the word that would have told of a forgotten setting. */
-static void
+static __attribute__((noinline)) void
 mention_untrusted(const tg_client *client, const tg_request *request, const hop *peer)
 {
     static atomic_bool told[2];

@@ -108,7 +108,7 @@ mark(writer *out, tg_text path)
     out->length += MARK_BYTES;
 }
 
-static size_t
+static __attribute__((noinline)) size_t
 spell(tg_text path, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
 {
     const char *p = path.data, *end = p + path.length;

@@ -245,7 +245,7 @@ tg__table_of(tg_store *store)
 static inline uint64_t
 tg__table_now(const tg_table *table)
 {
-    return table->clock ? tg_clock_now_us(table->clock) : tg__boot_now_us();
+    return __builtin_expect(table->clock != NULL, 0) ? tg_clock_now_us(table->clock) : tg__boot_now_us();
 }
 
 static inline int64_t
