@@ -7,7 +7,9 @@
  * Must not enter: deciding; how an answer looks. */
 #include "ext.h"
 
+#include <stddef.h>
 #include <string.h>
+#include <structmember.h>
 
 static PyObject *
 from_scope(const tgpy_state *state, PyObject *scope, tgpy_name name)
@@ -51,27 +53,6 @@ route_key(const tgpy_state *state, PyObject *scope)
     return route;
 }
 
-/* A new reference; NULL: to be found by Python, or with an exception set. */
-static PyObject *
-template_of(const tgpy_state *state, PyObject *scope)
-{
-    PyObject *router = from_scope(state, scope, NAME_router);
-    if (!router)
-        return NULL;
-    PyObject *ready = PyObject_GetAttr(router, state->names[NAME__tidegate_ready]);
-    if (!ready) {
-        PyErr_Clear();
-        return NULL;
-    }
-    PyObject *key = PyDict_Check(ready) ? route_key(state, scope) : NULL;
-    PyObject *id = key ? PyLong_FromVoidPtr(key) : NULL;
-    PyObject *template = id ? PyDict_GetItemWithError(ready, id) : NULL;
-    Py_XINCREF(template);
-    Py_XDECREF(id);
-    Py_DECREF(ready);
-    return template;
-}
-
 /* Let through, and nothing more to find out: neither a body to be read nor an answer to be waited for. */
 static bool
 is_done(PyObject *judgement)
@@ -82,42 +63,196 @@ is_done(PyObject *judgement)
 
 /* ---- a dependency ---- */
 
-/* `self` is (limiter, cost, by route, module). Gives the Decision of a request that is let through; the Judgement of
- * one that is not; None where Python has to see to it. */
-static PyObject *
-hit(PyObject *self, PyObject *scope)
+enum { MET_ROUTES = 8 }; /* a limit of a router or an application stands before many */
+
+/* The template of a route below a router: what the router's table has said. */
+typedef struct met_route {
+    PyObject *router, *key, *template;
+} met_route;
+
+typedef struct hit {
+    PyObject_HEAD
+    tgpy_called *called;
+    tgpy_state *state;
+    PyObject *limiter;
+    uint64_t cost;
+    bool by_route, by_user;
+    unsigned routes; /* state->routes, of which the following speak */
+    met_route met[MET_ROUTES];
+} hit;
+
+static void
+forget_routes(hit *self)
 {
-    tgpy_state *state = PyModule_GetState(PyTuple_GetItem(self, 3));
-    if (!PyDict_Check(scope))
-        Py_RETURN_NONE;
-    PyObject *judgements = from_scope(state, scope, NAME_tidegate);
-    PyObject *method = judgements ? from_scope(state, scope, NAME_method) : NULL;
-    if (PyErr_Occurred())
-        return NULL;
-    if (!judgements || !PyList_CheckExact(judgements) ||
-        (method && PyUnicode_Check(method) && PyUnicode_CompareWithASCIIString(method, "HEAD") == 0))
-        Py_RETURN_NONE;
-    PyObject *route = NULL;
-    if (PyTuple_GetItem(self, 2) == Py_True) {
-        route = template_of(state, scope);
-        if (!route && PyErr_Occurred())
-            return NULL;
-        if (!route)
-            Py_RETURN_NONE;
+    for (size_t i = 0; i < MET_ROUTES; i++) {
+        const met_route old = self->met[i];
+        self->met[i] = (met_route){ NULL, NULL, NULL };
+        Py_XDECREF(old.router);
+        Py_XDECREF(old.key);
+        Py_XDECREF(old.template);
     }
-    Py_INCREF(judgements); /* reading the scope may run code that changes it */
-    const unsigned long long cost = PyLong_AsUnsignedLongLong(PyTuple_GetItem(self, 1));
-    PyObject *judgement = tgpy_judge_scope(state, PyTuple_GetItem(self, 0), scope, route, judgements, cost);
-    PyObject *result = judgement;
-    if (judgement && is_done(judgement)) {
+}
+
+/* The template as the router's table has it. A new reference; NULL: to be found by Python, or with an exception set. */
+static PyObject *
+look_up_template(const tgpy_state *state, PyObject *router, PyObject *key)
+{
+    PyObject *ready = PyObject_GetAttr(router, state->names[NAME__tidegate_ready]);
+    if (!ready) {
+        PyErr_Clear();
+        return NULL;
+    }
+    PyObject *id = PyDict_Check(ready) ? PyLong_FromVoidPtr(key) : NULL;
+    PyObject *template = id ? PyDict_GetItemWithError(ready, id) : NULL;
+    Py_XINCREF(template);
+    Py_XDECREF(id);
+    Py_DECREF(ready);
+    return template;
+}
+
+/* A new reference; NULL: to be found by Python, or with an exception set. */
+static PyObject *
+template_of(hit *self, PyObject *scope)
+{
+    const tgpy_state *state = self->state;
+    PyObject *router = from_scope(state, scope, NAME_router);
+    PyObject *key = router ? route_key(state, scope) : NULL;
+    if (!key)
+        return NULL;
+    if (self->routes != state->routes) {
+        forget_routes(self);
+        self->routes = state->routes;
+    }
+    met_route *met = &self->met[((uintptr_t)key >> 6) % MET_ROUTES];
+    if (met->key == key && met->router == router)
+        return Py_NewRef(met->template);
+    Py_INCREF(router); /* looking it up may run code that changes the scope */
+    Py_INCREF(key);
+    PyObject *template = look_up_template(state, router, key);
+    if (!template) {
+        Py_DECREF(router);
+        Py_DECREF(key);
+        return NULL;
+    }
+    const met_route old = *met;
+    *met = (met_route){ router, key, Py_NewRef(template) };
+    Py_XDECREF(old.router);
+    Py_XDECREF(old.key);
+    Py_XDECREF(old.template);
+    return template;
+}
+
+/* Gives the Decision of a request that is let through; the Judgement of one that is not; None where Python has to see to
+ * it. */
+static PyObject *
+judge_routed(hit *self, PyObject *scope, PyObject *judgements, PyObject *route)
+{
+    tgpy_request request;
+    PyObject *result = NULL;
+    if (tgpy_request_of_scope_late(self->state, &request, scope, route, self->by_user, TG_READ_HEADERS | TG_READ_TARGET)) {
+        const tg_text method = request.request.method;
+        if (method.length == 4 && memcmp(method.data, "HEAD", 4) == 0)
+            result = Py_NewRef(Py_None);
+        else
+            result = tgpy_judge_late(self->state, self->limiter, &request, judgements, self->cost);
+    }
+    tgpy_request_fini(&request);
+    if (result && result != Py_None && is_done(result)) {
+        PyObject *judgement = result;
         result = PyList_Append(judgements, judgement) == 0 ? (PyObject *)((tgpy_judgement *)judgement)->decision : NULL;
         Py_XINCREF(result);
         Py_DECREF(judgement);
     }
+    return result;
+}
+
+static PyObject *
+hit_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
+{
+    hit *self = (hit *)object;
+    if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "expected one argument, the scope");
+        return NULL;
+    }
+    PyObject *scope = args[0];
+    if (!PyDict_Check(scope))
+        Py_RETURN_NONE;
+    PyObject *judgements = from_scope(self->state, scope, NAME_tidegate);
+    if (!judgements || !PyList_CheckExact(judgements)) {
+        if (PyErr_Occurred())
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    Py_INCREF(judgements); /* reading the scope may run code that changes it */
+    PyObject *route = self->by_route ? template_of(self, scope) : NULL, *result = NULL;
+    if (route || !self->by_route)
+        result = judge_routed(self, scope, judgements, route);
+    else if (!PyErr_Occurred())
+        result = Py_NewRef(Py_None);
     Py_XDECREF(route);
     Py_DECREF(judgements);
     return result;
 }
+
+static PyObject *
+hit_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    return tgpy_call_with_tuple(object, hit_called, args, kwargs);
+}
+
+static int
+hit_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const hit *self = (hit *)object;
+    for (size_t i = 0; i < MET_ROUTES; i++) {
+        Py_VISIT(self->met[i].router);
+        Py_VISIT(self->met[i].key);
+    }
+    Py_VISIT(self->limiter);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+static int
+hit_clear(PyObject *object)
+{
+    forget_routes((hit *)object); /* cycles go through those alone */
+    return 0;
+}
+
+static void
+hit_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    forget_routes((hit *)object);
+    Py_DECREF(((hit *)object)->limiter);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyMemberDef hit_members[] = {
+    { TGPY_CALLED, T_PYSSIZET, offsetof(hit, called), READONLY, NULL },
+    { NULL, 0, 0, 0, NULL },
+};
+
+static PyType_Slot hit_slots[] = {
+    { Py_tp_doc, "Charges a routed request: see asgi_hit()." },
+    { Py_tp_dealloc, hit_dealloc },
+    { Py_tp_traverse, hit_traverse },
+    { Py_tp_clear, hit_clear },
+    { Py_tp_call, hit_call },
+    { Py_tp_members, hit_members },
+    { 0, NULL },
+};
+
+PyType_Spec tgpy_hit_spec = {
+    .name = "tidegate._core.Hit",
+    .basicsize = sizeof(hit),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = hit_slots,
+};
 
 /* Stands for the two where the store is remote: there a question is awaited, and that is Python's. */
 static PyObject *
@@ -138,21 +273,37 @@ is_remote(tgpy_state *state, PyObject *limiter_or_gate)
 PyObject *
 tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    static PyMethodDef definition = { "hit", hit, METH_O, NULL };
     tgpy_state *state = PyModule_GetState(module);
     uint64_t cost;
-    if (count != 3 || Py_TYPE(args[0]) != state->limiter_type || !PyBool_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "asgi_hit() takes a Limiter, a cost and whether it counts by route");
+    if (count < 3 || count > 4 || Py_TYPE(args[0]) != state->limiter_type || !PyBool_Check(args[2]) ||
+        (count == 4 && !PyBool_Check(args[3]))) {
+        PyErr_SetString(PyExc_TypeError, "asgi_hit() takes a Limiter, a cost and whether it counts by route, and by user");
         return NULL;
     }
     if (!tgpy_cost(args[1], &cost))
         return NULL;
     if (is_remote(state, args[0]))
         return PyCFunction_NewEx(&left_definition, NULL, NULL);
-    PyObject *bound = PyTuple_Pack(4, args[0], args[1], args[2], module);
-    PyObject *function = bound ? PyCFunction_NewEx(&definition, bound, NULL) : NULL;
-    Py_XDECREF(bound);
-    return function;
+    hit *self = PyObject_GC_New(hit, state->hit_type);
+    if (!self)
+        return NULL;
+    self->called = hit_called;
+    self->state = state;
+    self->limiter = Py_NewRef(args[0]);
+    self->cost = cost;
+    self->by_route = args[2] == Py_True;
+    self->by_user = count == 3 || args[3] == Py_True;
+    self->routes = state->routes;
+    memset(self->met, 0, sizeof self->met);
+    PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+PyObject *
+tgpy_routes_changed(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    ((tgpy_state *)PyModule_GetState(module))->routes++;
+    Py_RETURN_NONE;
 }
 
 /* ---- the middleware ---- */
@@ -192,10 +343,17 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         judgements = PyList_New(0);
         Py_DECREF(send);
         send = judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0
-                   ? tgpy_bind_send(PyTuple_GetItem(self, 2), judgements, args[1], scope)
+                   ? tgpy_bind_send(state, judgements, args[1], scope)
                    : NULL;
     }
-    PyObject *judgement = send ? tgpy_judge_scope(state, (PyObject *)gate, scope, NULL, judgements, 1) : NULL;
+    tgpy_request request;
+    PyObject *judgement = NULL;
+    if (send) {
+        /* A rules file always looks at the path. */
+        if (tgpy_request_of_scope_late(state, &request, scope, NULL, true, TG_READ_HEADERS))
+            judgement = tgpy_judge_late(state, (PyObject *)gate, &request, judgements, 1);
+        tgpy_request_fini(&request);
+    }
     PyObject *result = judgement;
     if (judgement && is_done(judgement)) {
         result = PyList_Append(judgements, judgement) == 0 ? Py_NewRef(send) : NULL;
@@ -230,9 +388,57 @@ tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 typedef struct answers {
     PyObject_HEAD
+    tgpy_called *called;
+    tgpy_state *state;
     PyObject *app; /* as a middleware keeps it: others look along the chain */
-    PyObject *module;
 } answers;
+
+static PyObject *
+call_around(const answers *self, PyObject *scope, PyObject *receive, PyObject *send)
+{
+    tgpy_state *state = self->state;
+    PyObject *bound = NULL;
+    if (PyDict_Check(scope) && is_request(state, scope) && !from_scope(state, scope, NAME_tidegate) &&
+        !PyErr_Occurred()) {
+        PyObject *judgements = PyList_New(0);
+        if (judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0)
+            bound = tgpy_bind_send(state, judgements, send, scope);
+        Py_XDECREF(judgements);
+    }
+    PyObject *awaitable =
+        PyErr_Occurred() ? NULL : PyObject_CallFunctionObjArgs(self->app, scope, receive, bound ? bound : send, NULL);
+    Py_XDECREF(bound);
+    return awaitable;
+}
+
+static PyObject *
+answers_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *scope, *receive, *send;
+    static char *names[] = { "scope", "receive", "send", NULL };
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &scope, &receive, &send))
+        return NULL;
+    return call_around((answers *)self, scope, receive, send);
+}
+
+/* As every server and framework calls an application. */
+static PyObject *
+answers_called(PyObject *self, PyObject *const *args, size_t count, PyObject *names)
+{
+    if (tgpy_count(count) == 3 && (!names || PyTuple_Size(names) == 0))
+        return call_around((answers *)self, args[0], args[1], args[2]);
+    PyObject *tuple = PyTuple_New(tgpy_count(count)), *named = PyDict_New(), *awaitable = NULL;
+    bool done = tuple && named;
+    for (Py_ssize_t i = 0; done && i < tgpy_count(count); i++)
+        done = PyTuple_SetItem(tuple, i, Py_NewRef(args[i])) == 0;
+    for (Py_ssize_t i = 0; done && names && i < PyTuple_Size(names); i++)
+        done = PyDict_SetItem(named, PyTuple_GetItem(names, i), args[tgpy_count(count) + i]) == 0;
+    if (done)
+        awaitable = answers_call(self, tuple, named);
+    Py_XDECREF(tuple);
+    Py_XDECREF(named);
+    return awaitable;
+}
 
 static PyObject *
 answers_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -245,12 +451,13 @@ answers_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "app must be an ASGI application");
         return NULL;
     }
-    PyObject *module = PyType_GetModule(type);
-    answers *self = module ? PyObject_GC_New(answers, type) : NULL;
+    tgpy_state *state = tgpy_state_of_type(type);
+    answers *self = state ? PyObject_GC_New(answers, type) : NULL;
     if (!self)
         return NULL;
+    self->called = answers_called;
+    self->state = state;
     self->app = Py_NewRef(app);
-    self->module = Py_NewRef(module);
     PyObject_GC_Track((PyObject *)self);
     return (PyObject *)self;
 }
@@ -259,7 +466,6 @@ static int
 answers_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(((answers *)self)->app);
-    Py_VISIT(((answers *)self)->module);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -268,7 +474,6 @@ static int
 answers_clear(PyObject *self)
 {
     Py_CLEAR(((answers *)self)->app);
-    Py_CLEAR(((answers *)self)->module);
     return 0;
 }
 
@@ -283,34 +488,6 @@ answers_dealloc(PyObject *self)
 }
 
 static PyObject *
-answers_call(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    answers *self = (answers *)object;
-    PyObject *scope, *receive, *send;
-    static char *names[] = { "scope", "receive", "send", NULL };
-    if (!kwargs && PyTuple_Size(args) == 3) {
-        scope = PyTuple_GetItem(args, 0);
-        receive = PyTuple_GetItem(args, 1);
-        send = PyTuple_GetItem(args, 2);
-    } else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &scope, &receive, &send)) {
-        return NULL;
-    }
-    const tgpy_state *state = PyModule_GetState(self->module);
-    PyObject *bound = NULL;
-    if (PyDict_Check(scope) && is_request(state, scope) && !from_scope(state, scope, NAME_tidegate) &&
-        !PyErr_Occurred()) {
-        PyObject *judgements = PyList_New(0);
-        if (judgements && PyDict_SetItem(scope, state->names[NAME_tidegate], judgements) == 0)
-            bound = tgpy_bind_send(self->module, judgements, send, scope);
-        Py_XDECREF(judgements);
-    }
-    PyObject *awaitable =
-        PyErr_Occurred() ? NULL : PyObject_CallFunctionObjArgs(self->app, scope, receive, bound ? bound : send, NULL);
-    Py_XDECREF(bound);
-    return awaitable;
-}
-
-static PyObject *
 answers_app(PyObject *self, void *Py_UNUSED(closure))
 {
     return Py_NewRef(((answers *)self)->app);
@@ -319,6 +496,11 @@ answers_app(PyObject *self, void *Py_UNUSED(closure))
 static PyGetSetDef answers_getset[] = {
     { "app", answers_app, NULL, "The application inside.", NULL },
     { NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyMemberDef answers_members[] = {
+    { TGPY_CALLED, T_PYSSIZET, offsetof(answers, called), READONLY, NULL },
+    { NULL, 0, 0, 0, NULL },
 };
 
 static PyType_Slot answers_slots[] = {
@@ -331,12 +513,13 @@ static PyType_Slot answers_slots[] = {
     { Py_tp_dealloc, answers_dealloc },
     { Py_tp_call, answers_call },
     { Py_tp_getset, answers_getset },
+    { Py_tp_members, answers_members },
     { 0, NULL },
 };
 
 PyType_Spec tgpy_answers_spec = {
     .name = "tidegate._core.Answers",
     .basicsize = sizeof(answers),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = answers_slots,
 };

@@ -12,6 +12,21 @@
 
 #include "tidegate.h"
 
+/* Calls without a tuple of arguments (PEP 590): of the stable interface since 3.12, and the same before, where the headers do
+ * not show it. */
+#ifndef Py_TPFLAGS_HAVE_VECTORCALL
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+#endif
+#define TGPY_CALLED "__vectorcalloffset__"
+typedef PyObject *tgpy_called(PyObject *callable, PyObject *const *args, size_t count, PyObject *names);
+static inline Py_ssize_t
+tgpy_count(size_t count)
+{
+    return (Py_ssize_t)(count & ~((size_t)1 << (8 * sizeof count - 1)));
+}
+/* tp_call of such a type, which holds its tgpy_called at this place: for callers with a tuple. */
+PyObject *tgpy_call_with_tuple(PyObject *callable, tgpy_called *called, PyObject *args, PyObject *kwargs);
+
 /* ---- names looked up in dictionaries and keyword arguments: interned once, compared by pointer ---- */
 
 #define TGPY_NAMES(X)                                                                                                  \
@@ -37,25 +52,31 @@ typedef enum tgpy_name {
 #define TGPY_FIELD_NAMES_MAX 16
 
 #define TGPY_PAIRS_MAX 4
+#define TGPY_PAIR_VALUE_MAX 24
 
 /* The field that last went out in this place of an answer. Most values are those of the request before. */
 typedef struct tgpy_pair {
     const char *name; /* a constant of the core: compared by address */
     PyObject *lower;  /* bytes */
-    PyObject *pair;   /* (lower, value) */
+    size_t length;    /* of the value */
+    char value[TGPY_PAIR_VALUE_MAX];
 } tgpy_pair;
 
 typedef struct tgpy_loop tgpy_loop; /* async.c: the client of one event loop and one remote store */
 
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
-    PyTypeObject *answers_type, *loop_type, *watcher_type, *hold_type;
+    PyTypeObject *answers_type, *sender_type, *hit_type, *loop_type, *watcher_type, *hold_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
     PyObject *field_names[TGPY_FIELD_NAMES_MAX];
     size_t field_name_count;
     tgpy_pair pairs[TGPY_PAIRS_MAX];
+    PyObject *fields; /* the list of those pairs, for as long as answers have as many; NULL: none yet */
+    PyObject *opening, *body; /* the types of the messages that went out last: servers and frameworks send one constant */
+    unsigned routes;  /* counts up when a table of routes is made: see tgpy_routes_changed */
+    bool outcomes;    /* somebody is told what is answered: see tgpy_tell_outcomes */
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
     PyObject *get_running_loop; /* asyncio's; NULL until somebody has imported that */
@@ -233,7 +254,7 @@ void tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement)
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_loop_spec, tgpy_watcher_spec, tgpy_hold_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_sender_spec, tgpy_hit_spec, tgpy_loop_spec, tgpy_watcher_spec, tgpy_hold_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -306,10 +327,11 @@ typedef struct tgpy_request {
 
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
-/* The same, but for what stands in `later` (TG_READ_ bits): that is read when the judging asks for it, if reading it can run no
- * Python code of the caller's. For a judging that does not let other threads run. One that fails because of what was read late
- * has an exception set. */
-bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, unsigned later);
+/* The same of a dict that is known to be a request, but for what stands in `later` (TG_READ_ bits): that is read when the
+ * judging asks for it. What may run Python code is read at once; scope["user"] where `user` says that it is wanted. For a
+ * judging that does not let other threads run; one that fails because of what was read late has an exception set. */
+bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+                                unsigned later);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
 /* A str as UTF-8 for as long as the request; `what` names it where it is none. */
 bool tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text);
@@ -326,9 +348,9 @@ PyObject *tgpy_refusal(PyObject *module, PyObject *decision);
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
-/* One Limiter or Gate judges a scope. route may be NULL; prior is a list or tuple of Judgement. */
-PyObject *tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
-                           uint64_t cost);
+/* One Limiter or Gate judges what tgpy_request_of_scope_late has read. Its store is no remote one; prior is a list of
+ * Judgement. */
+PyObject *tgpy_judge_late(tgpy_state *state, PyObject *limiter_or_gate, tgpy_request *request, PyObject *prior, uint64_t cost);
 
 /* ---- testing.c ---- */
 
@@ -348,13 +370,17 @@ PyObject *tgpy_gate_explain_as(PyObject *self, PyObject *args, PyObject *kwargs)
 /* ---- send.c ---- */
 
 PyObject *tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* From now on senders look for scope["tidegate_settle"]. */
+PyObject *tgpy_tell_outcomes(PyObject *module, PyObject *unused);
 PyObject *tgpy_shown(PyObject *module, PyObject *judgements);
-/* asgi_send() of checked arguments. scope: a dict, or None where nobody can charge by outcome */
-PyObject *tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send, PyObject *scope);
+/* asgi_send() of checked arguments. scope: a dict, or NULL where nobody can charge by outcome */
+PyObject *tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send, PyObject *scope);
 
 /* ---- asgi.c ---- */
 
 PyObject *tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* A template that a router's table has given holds until the next table is made, of whatever router. */
+PyObject *tgpy_routes_changed(PyObject *module, PyObject *unused);
 
 #endif

@@ -645,8 +645,7 @@ judge_now(tgpy_state *state, const struct judges *judges, const tg_request *requ
     tgpy_others_stop(thread);
     if (status == TG_OK)
         return tgpy_judgement_new(state, judges->owner, &judgement, gate ? &answer : NULL);
-    /* What was read late raises in its own words. */
-    return request->read && PyErr_Occurred() ? NULL : tgpy_raise(state, &error, NULL);
+    return tgpy_raise(state, &error, NULL);
 }
 
 static PyObject *
@@ -791,28 +790,32 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
 }
 
 PyObject *
-tgpy_judge_scope(tgpy_state *state, PyObject *limiter_or_gate, PyObject *scope, PyObject *route, PyObject *prior,
-                 uint64_t cost)
+tgpy_judge_late(tgpy_state *state, PyObject *limiter_or_gate, tgpy_request *request, PyObject *prior, uint64_t cost)
 {
-    const struct options options = { .route = route, .prior = prior, .cost = cost, .reads_body = true };
     const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;
-    struct judges judges;
-    judges.owner = judges.objects[0] = limiter_or_gate;
-    judges.gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
-    judges.limiters[0] = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;
-    judges.limiter_count = by_gate ? 0 : 1;
-    judges.later = false;
-    if (!judges.gate && !judges.limiters[0])
+    tg_gate *gate = by_gate ? ((tgpy_gate *)limiter_or_gate)->gate : NULL;
+    tg_limiter *limiter = by_gate ? NULL : ((tgpy_limiter *)limiter_or_gate)->limiter;
+    if (state->off || (!gate && !limiter))
         return unmatched(state);
-    tgpy_request request;
+    tgpy_prior before = { .count = 0 };
+    tg_judgement judgement;
+    tg_answer answer;
+    tg_error error;
     PyObject *made = NULL;
-    /* A rules file always looks at the path. */
-    if (tgpy_request_of_scope_late(state, &request, scope, route,
-                                   by_gate ? TG_READ_HEADERS : TG_READ_HEADERS | TG_READ_TARGET)) {
-        made = judge(state, &judges, &request, &options);
-        say_resolved(state, &request.request);
+    request->request.body_follows = true;
+    if (Py_SIZE(prior) == 0 ||
+        read_prior(state, prior, by_gate ? tg_gate_store(gate) : tg_limiter_store(limiter), &before, &request->request.waited_us)) {
+        const tg_status status =
+            by_gate ? tg_gate_judge(gate, &request->request, cost, before.pointers, before.count, &judgement, &answer, &error)
+                    : tg_limiters_judge(&limiter, 1, &request->request, cost, before.pointers, before.count, &judgement, &error);
+        if (status == TG_OK)
+            made = tgpy_judgement_new(state, limiter_or_gate, &judgement, by_gate ? &answer : NULL);
+        else if (!PyErr_Occurred()) /* what was read late raises in its own words */
+            tgpy_raise(state, &error, NULL);
     }
-    tgpy_request_fini(&request);
+    if (before.count)
+        tgpy_prior_fini(&before);
+    say_resolved(state, &request->request);
     tgpy_log_notices(state);
     return made;
 }

@@ -42,6 +42,8 @@ module_exec(PyObject *module)
         add_type(module, &state->loop_type, &tgpy_loop_spec, false) != 0 ||
         add_type(module, &state->watcher_type, &tgpy_watcher_spec, false) != 0 ||
         add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0 ||
+        add_type(module, &state->hit_type, &tgpy_hit_spec, false) != 0 ||
+        add_type(module, &state->sender_type, &tgpy_sender_spec, false) != 0 ||
         add_type(module, &state->hold_type, &tgpy_hold_spec, true) != 0)
         return -1;
     return PyModule_AddStringConstant(module, "__version__", TG_VERSION);
@@ -50,8 +52,8 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock)                     \
-    X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
+    X(answers_type) X(sender_type) X(hit_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock)                     \
+    X(fields) X(opening) X(body) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -79,7 +81,6 @@ module_clear(PyObject *module)
     for (size_t i = 0; i < TGPY_PAIRS_MAX; i++) {
         state->pairs[i].name = NULL;
         Py_CLEAR(state->pairs[i].lower);
-        Py_CLEAR(state->pairs[i].pair);
     }
     return 0;
 }
@@ -118,8 +119,8 @@ static PyMethodDef module_methods[] = {
       "The client's address as it is counted: proxies walked, mapped addresses unmapped, IPv6 cut to its prefix.\n\n"
       "Raises IdentityError for a local socket that is not trusted, or a peer that is no address." },
     { FAST(asgi_hit), METH_FASTCALL,
-      "asgi_hit($module, limiter, cost, by_route, /)\n--\n\n"
-      "A function of a scope that charges a routed request, for a dependency: the Decision of one that is let through, the\n"
+      "asgi_hit($module, limiter, cost, by_route, by_user=True, /)\n--\n\n"
+      "A callable of a scope that charges a routed request, for a dependency: the Decision of one that is let through, the\n"
       "Judgement of one that is not, None where the caller has to see to it." },
     { FAST(asgi_enter), METH_FASTCALL,
       "asgi_enter($module, gate, tells_user, /)\n--\n\n"
@@ -129,6 +130,12 @@ static PyMethodDef module_methods[] = {
       "asgi_send($module, judgements, send, scope=..., /)\n--\n\n"
       "A `send` for an ASGI application: calls `send`, and puts the fields of the judgements that the list holds by then on\n"
       "the message that opens the answer, in place of fields of the same name. The message itself is not changed." },
+    { "routes_changed", tgpy_routes_changed, METH_NOARGS,
+      "routes_changed($module, /)\n--\n\n"
+      "What asgi_hit() remembers of templates is over: routes are reached in other ways." },
+    { "tell_outcomes", tgpy_tell_outcomes, METH_NOARGS,
+      "tell_outcomes($module, /)\n--\n\n"
+      "From now on the callables of asgi_send() look for scope[\"tidegate_settle\"], which is told what is answered." },
     { "shown", tgpy_shown, METH_O,
       "shown($module, judgements, /)\n--\n\n"
       "The judgement of a list whose fields a client sees: the last that refuses, else the tightest, by the smallest remaining,\n"

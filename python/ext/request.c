@@ -13,7 +13,6 @@ request_init(tgpy_request *request)
 {
     request->request = (tg_request){ .header_count = 0 };
     request->headers = request->inlined;
-    request->late_headers = NULL;
     request->header_room = TGPY_HEADERS_INLINE;
     request->held_count = 0;
     request->overflow = NULL;
@@ -33,7 +32,7 @@ tgpy_request_fini(tgpy_request *request)
 }
 
 /* Takes over a reference; NULL gives false. */
-static bool
+static inline bool
 hold(tgpy_request *request, PyObject *object)
 {
     if (!object)
@@ -389,11 +388,30 @@ read_late(void *reading, unsigned parts, tg_error *error)
     return TG_E_ARG;
 }
 
-static bool
-read_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user, unsigned later)
+/* What can run no Python code, and so comes last. `headers` are a list or a tuple, or NULL. */
+static inline bool
+read_rest(tgpy_state *state, tgpy_request *request, PyObject *dict, PyObject *headers, unsigned later)
+{
+    tg_request *to = &request->request;
+    PyObject *found = lookup(state, request, dict, NAME_method);
+    if (found && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
+        return false;
+    if (!found)
+        to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
+    if (!(later & TG_READ_TARGET) && !read_target(state, request, dict))
+        return false;
+    found = lookup(state, request, dict, NAME_client);
+    if (found && !read_client(request, found))
+        return false;
+    if (headers && !(later & TG_READ_HEADERS) && !read_headers(request, headers))
+        return false;
+    return !PyErr_Occurred();
+}
+
+bool
+tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user)
 {
     request_init(request);
-    tg_request *to = &request->request;
     PyObject *dict = dict_of(request, scope, "scope");
     if (!dict || !read_given(request, route, user))
         return false;
@@ -402,7 +420,7 @@ read_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *
         request->unjudged = true; /* lifespan, and what later specifications bring: no request of a client's */
         return true;
     }
-    if (!PyErr_Occurred() && to->user.length == 0) {
+    if (!PyErr_Occurred() && request->request.user.length == 0) {
         found = lookup(state, request, dict, NAME_user);
         if (found && !read_scope_user(state, request, found))
             return false;
@@ -413,46 +431,33 @@ read_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *
         if (!headers)
             return false;
     }
-    if (PyErr_Occurred())
-        return false;
-    if (!PyDict_CheckExact(scope) || (headers && !PyList_CheckExact(headers) && !PyTuple_CheckExact(headers)))
-        later = 0;
+    return !PyErr_Occurred() && read_rest(state, request, dict, headers, 0);
+}
 
-    /* From here on no Python code runs. */
-    found = lookup(state, request, dict, NAME_method);
-    if (found && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
+bool
+tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+                           unsigned later)
+{
+    request_init(request);
+    if (!hold(request, Py_NewRef(scope)) || !read_given(request, route, NULL))
         return false;
-    if (!found)
-        to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
-    if (!(later & TG_READ_TARGET) && !read_target(state, request, dict))
+    PyObject *found = user ? lookup(state, request, scope, NAME_user) : NULL;
+    if (found && !read_scope_user(state, request, found))
         return false;
-    found = lookup(state, request, dict, NAME_client);
-    if (found && !read_client(request, found))
-        return false;
-    if (later & TG_READ_HEADERS)
-        request->late_headers = headers;
-    else if (headers && !read_headers(request, headers))
-        return false;
-    if (later) {
-        to->unread = later;
-        to->read = read_late;
-        to->reading = request;
-        request->state = state;
-        request->dict = dict;
+    PyObject *headers = PyErr_Occurred() ? NULL : lookup(state, request, scope, NAME_headers);
+    if (headers && !PyList_CheckExact(headers) && !PyTuple_CheckExact(headers)) {
+        headers = collection_of(request, headers);
+        if (!headers)
+            return false;
+        later &= ~TG_READ_HEADERS;
     }
-    return !PyErr_Occurred();
-}
-
-bool
-tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user)
-{
-    return read_scope(state, request, scope, route, user, 0);
-}
-
-bool
-tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, unsigned later)
-{
-    return read_scope(state, request, scope, route, NULL, later);
+    request->late_headers = headers;
+    request->state = state;
+    request->dict = scope;
+    request->request.unread = later;
+    request->request.read = read_late;
+    request->request.reading = request;
+    return !PyErr_Occurred() && read_rest(state, request, scope, headers, later);
 }
 
 /* ---- WSGI ---- */

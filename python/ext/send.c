@@ -3,7 +3,9 @@
  * Must not enter: deciding, and which fields there are. */
 #include "ext.h"
 
+#include <stddef.h>
 #include <string.h>
+#include <structmember.h>
 
 #define NOT_JUDGEMENTS "expected a list of Judgement"
 
@@ -14,7 +16,7 @@ static tgpy_judgement *
 shown_of(const tgpy_state *state, PyObject *judgements)
 {
     tgpy_judgement *shown = NULL;
-    const Py_ssize_t count = PyList_Size(judgements);
+    const Py_ssize_t count = PyList_Check(judgements) ? Py_SIZE(judgements) : 0;
     bool telling = false, refused = false;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(judgements, i);
@@ -107,16 +109,18 @@ merge(PyObject *headers, tgpy_judgement *judgement)
 
 /* ---- the common answer: let through, by an application that writes no such fields itself ---- */
 
-/* A new reference to (name, value). */
-static PyObject *
-pair_of(tgpy_pair *last, const tg_field *field)
+static bool
+is_last(const tgpy_pair *last, const tg_field *field)
 {
-    if (last->name == field->name.data && last->pair) {
-        PyObject *value = PyTuple_GetItem(last->pair, 1);
-        if ((size_t)PyBytes_Size(value) == field->value.length &&
-            memcmp(PyBytes_AsString(value), field->value.data, field->value.length) == 0)
-            return Py_NewRef(last->pair);
-    }
+    return last->name == field->name.data && last->length == field->value.length &&
+           memcmp(last->value, field->value.data, field->value.length) == 0;
+}
+
+/* Puts (name, value) in its place of the list. */
+static bool
+put_pair(tgpy_state *state, size_t at, const tg_field *field)
+{
+    tgpy_pair *last = &state->pairs[at];
     if (last->name != field->name.data) {
         char lower[64];
         const size_t length = field->name.length < sizeof lower ? field->name.length : sizeof lower;
@@ -126,35 +130,70 @@ pair_of(tgpy_pair *last, const tg_field *field)
         }
         PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
         if (!made)
-            return NULL;
+            return false;
         Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
-        Py_CLEAR(last->pair);
         last->lower = made;
         last->name = field->name.data;
     }
     PyObject *value = PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length);
-    PyObject *pair = value ? PyTuple_Pack(2, last->lower, value) : NULL;
-    Py_XDECREF(value);
-    if (pair) {
-        Py_XDECREF(last->pair);
-        last->pair = Py_NewRef(pair);
+    PyObject *pair = value ? PyTuple_New(2) : NULL;
+    if (!pair) {
+        Py_XDECREF(value);
+        return false;
     }
-    return pair;
+    PyTuple_SetItem(pair, 0, Py_NewRef(last->lower));
+    PyTuple_SetItem(pair, 1, value);
+    last->length = field->value.length;
+    memcpy(last->value, field->value.data, field->value.length);
+    return PyList_SetItem(state->fields, (Py_ssize_t)at, pair) == 0;
 }
+
+/* The fields as a list that nobody else sees, and that stays as it is until the next answer. Borrowed. */
+static PyObject *
+fields_of(tgpy_state *state, const tg_answer *answer)
+{
+    const size_t count = answer->field_count;
+    const bool anew = !state->fields || (size_t)Py_SIZE(state->fields) != count;
+    if (anew) {
+        Py_XDECREF(state->fields);
+        state->fields = PyList_New((Py_ssize_t)count);
+    }
+    for (size_t i = 0; state->fields && i < count; i++)
+        if ((anew || !is_last(&state->pairs[i], &answer->fields[i])) && !put_pair(state, i, &answer->fields[i]))
+            Py_CLEAR(state->fields);
+    return state->fields;
+}
+
+enum { SHORTEST_FIELD = 17 }; /* x-ratelimit-limit */
 
 static bool
 may_be_ours(PyObject *pair)
 {
     tg_text name;
-    return !name_of(pair, &name) || (name.length >= 12 && (name.data[0] | 0x20) == 'x' && (name.data[1] == '-') &&
+    if (PyTuple_CheckExact(pair) && Py_SIZE(pair) > 0) {
+        PyObject *first = PyTuple_GetItem(pair, 0);
+        if (PyBytes_CheckExact(first) && Py_SIZE(first) < SHORTEST_FIELD)
+            return false;
+    }
+    return !name_of(pair, &name) || (name.length >= SHORTEST_FIELD && (name.data[0] | 0x20) == 'x' && name.data[1] == '-' &&
                                      (name.data[2] | 0x20) == 'r');
+}
+
+static bool
+is_common(const tg_answer *answer)
+{
+    for (size_t i = 0; i < answer->field_count; i++)
+        if (answer->fields[i].name.data[0] != 'X' || /* a family that may_be_ours() does not look for */
+            answer->fields[i].value.length > TGPY_PAIR_VALUE_MAX)
+            return false;
+    return answer->field_count <= TGPY_PAIRS_MAX;
 }
 
 /* As merge(), of a judgement that lets through and headers in a list. NULL without an exception: take the long way. */
 static PyObject *
 merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgement)
 {
-    const Py_ssize_t count = PyList_Size(headers);
+    const Py_ssize_t count = Py_SIZE(headers);
     for (Py_ssize_t i = 0; i < count; i++)
         if (may_be_ours(PyList_GetItem(headers, i)))
             return NULL;
@@ -176,30 +215,14 @@ merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgeme
         read.decision.retry_after_us = 0;
         tg_answer_make(&read, &made);
     }
-    if (answer->field_count > TGPY_PAIRS_MAX)
-        return NULL;
-    for (size_t i = 0; i < answer->field_count; i++)
-        if (answer->fields[i].name.data[0] != 'X') /* a family that may_be_ours() does not look for */
-            return NULL;
-    PyObject *merged = PyList_New(count + (Py_ssize_t)answer->field_count);
-    for (Py_ssize_t i = 0; merged && i < count; i++)
-        PyList_SetItem(merged, i, Py_NewRef(PyList_GetItem(headers, i)));
-    for (size_t i = 0; merged && i < answer->field_count; i++) {
-        PyObject *pair = pair_of(&state->pairs[i], &answer->fields[i]);
-        if (pair)
-            PyList_SetItem(merged, count + (Py_ssize_t)i, pair);
-        else
-            Py_CLEAR(merged);
-    }
-    return merged;
+    PyObject *fields = is_common(answer) ? fields_of(state, answer) : NULL;
+    return fields ? PySequence_Concat(headers, fields) : NULL;
 }
 
 /* The messages that open an answer; an accepted WebSocket tells its client the numbers too. */
 static bool
-opens_answer(PyObject *type)
+opens_answer_by_text(PyObject *type)
 {
-    if (!type || !PyUnicode_Check(type))
-        return false;
     switch (PyUnicode_GetLength(type)) {
     case 16: return PyUnicode_CompareWithASCIIString(type, "websocket.accept") == 0;
     case 19: return PyUnicode_CompareWithASCIIString(type, "http.response.start") == 0;
@@ -208,19 +231,28 @@ opens_answer(PyObject *type)
     }
 }
 
-/* A new reference to the message to send: the very same, or a copy with the fields. Applications may send one constant
- * message, and a response object may be sent twice, so neither the message nor its headers are changed. */
-static PyObject *
-with_fields(tgpy_state *state, PyObject *judgements, PyObject *message)
+static bool
+opens_answer(tgpy_state *state, PyObject *type)
 {
-    if (!PyDict_Check(message) || PyList_Size(judgements) == 0)
-        return Py_NewRef(message);
-    PyObject *type = PyDict_GetItemWithError(message, state->names[NAME_type]);
-    if (!opens_answer(type))
-        return PyErr_Occurred() ? NULL : Py_NewRef(message);
-    tgpy_judgement *shown = shown_of(state, judgements);
-    if (!shown) /* looking up the type may have run a key's own comparison, which emptied the list */
-        return PyErr_Occurred() ? NULL : Py_NewRef(message);
+    if (type == state->body)
+        return false;
+    if (type == state->opening)
+        return true;
+    if (!PyUnicode_CheckExact(type))
+        return PyUnicode_Check(type) && opens_answer_by_text(type);
+    const bool opens = opens_answer_by_text(type);
+    PyObject **last = opens ? &state->opening : &state->body;
+    Py_XDECREF(*last); /* a str: letting go of it runs no code */
+    *last = Py_NewRef(type);
+    return opens;
+}
+
+/* A new reference to a copy of the message with the fields; or to the very same, where `shown` has gone meanwhile.
+ * Applications may send one constant message, and a response object may be sent twice, so neither the message nor its headers
+ * are changed. */
+static PyObject *
+with_fields(tgpy_state *state, tgpy_judgement *shown, PyObject *message)
+{
     Py_INCREF((PyObject *)shown); /* reading the headers may run code that empties the list */
     PyObject *headers = PyDict_GetItemWithError(message, state->names[NAME_headers]);
     PyObject *merged = NULL;
@@ -236,44 +268,158 @@ with_fields(tgpy_state *state, PyObject *judgements, PyObject *message)
     return copy;
 }
 
-/* What asgi_send() gives: `self` is (judgements, send, module, scope). Where a limit is charged by outcome it has left
- * scope["tidegate_settle"], which is told what is answered and then sends it. */
+/* ---- the callable ---- */
+
+typedef struct sender {
+    PyObject_HEAD
+    tgpy_called *called;
+    tgpy_state *state;
+    PyObject *judgements, *send;
+    PyObject *scope; /* NULL: nobody charges by outcome */
+} sender;
+
+/* Where a limit is charged by outcome it has left scope["tidegate_settle"], which is told what is answered and then sends. */
 static PyObject *
-send_message(PyObject *self, PyObject *message)
+send_settled(sender *self, PyObject *message, bool *settled)
 {
-    tgpy_state *state = PyModule_GetState(PyTuple_GetItem(self, 2));
-    PyObject *scope = PyTuple_GetItem(self, 3), *send = PyTuple_GetItem(self, 1), *sent = NULL;
-    PyObject *out = with_fields(state, PyTuple_GetItem(self, 0), message);
-    PyObject *settle = out && scope != Py_None ? PyDict_GetItemWithError(scope, state->names[NAME_tidegate_settle]) : NULL;
-    if (settle) {
-        Py_INCREF(settle); /* it may take itself out of the scope */
-        sent = PyObject_CallFunctionObjArgs(settle, out, send, NULL);
-        Py_DECREF(settle);
-    } else if (out && !PyErr_Occurred()) {
-        sent = PyObject_CallFunctionObjArgs(send, out, NULL);
-    }
-    Py_XDECREF(out);
+    PyObject *settle = PyDict_GetItemWithError(self->scope, self->state->names[NAME_tidegate_settle]);
+    *settled = settle != NULL || PyErr_Occurred();
+    if (!settle)
+        return NULL;
+    Py_INCREF(settle); /* it may take itself out of the scope */
+    PyObject *sent = PyObject_CallFunctionObjArgs(settle, message, self->send, NULL);
+    Py_DECREF(settle);
     return sent;
 }
 
-PyObject *
-tgpy_bind_send(PyObject *module, PyObject *judgements, PyObject *send, PyObject *scope)
+static PyObject *
+send_message(sender *self, PyObject *message)
 {
-    /* A built-in function bound to a tuple: the cheapest callable there is, to make as to call. */
-    static PyMethodDef definition = { "send", send_message, METH_O,
-                                      "send(message)\n--\n\nSends an ASGI message, with the limits' fields if it opens "
-                                      "an answer." };
-    PyObject *self = PyTuple_Pack(4, judgements, send, module, scope);
-    PyObject *bound = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
-    Py_XDECREF(self);
-    return bound;
+    tgpy_state *state = self->state;
+    PyObject *type = PyDict_Check(message) ? PyDict_GetItemWithError(message, state->names[NAME_type]) : NULL;
+    PyObject *out = NULL;
+    if (type && opens_answer(state, type)) {
+        tgpy_judgement *shown = shown_of(state, self->judgements);
+        out = shown ? with_fields(state, shown, message) : NULL;
+    }
+    if (!out) {
+        if (PyErr_Occurred())
+            return NULL;
+        out = Py_NewRef(message);
+    }
+    bool settled = false;
+    PyObject *sent = state->outcomes && self->scope ? send_settled(self, out, &settled) : NULL;
+    if (!settled)
+        sent = PyObject_CallFunctionObjArgs(self->send, out, NULL);
+    Py_DECREF(out);
+    return sent;
+}
+
+static PyObject *
+sender_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
+{
+    if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "send() takes one argument, the message");
+        return NULL;
+    }
+    return send_message((sender *)object, args[0]);
+}
+
+static PyObject *
+sender_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    return tgpy_call_with_tuple(object, sender_called, args, kwargs);
+}
+
+PyObject *
+tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send, PyObject *scope)
+{
+    sender *self = PyObject_GC_New(sender, state->sender_type);
+    if (!self)
+        return NULL;
+    self->called = sender_called;
+    self->state = state;
+    self->judgements = Py_NewRef(judgements);
+    self->send = Py_NewRef(send);
+    self->scope = Py_XNewRef(scope);
+    PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+static int
+sender_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const sender *self = (sender *)object;
+    Py_VISIT(self->judgements);
+    Py_VISIT(self->send);
+    Py_VISIT(self->scope);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+static int
+sender_clear(PyObject *object)
+{
+    sender *self = (sender *)object;
+    PyObject *judgements = self->judgements, *send = self->send, *scope = self->scope;
+    /* It can still be called, by what goes with it: then it sends to nobody. */
+    self->judgements = Py_NewRef(Py_None);
+    self->send = Py_NewRef(Py_None);
+    self->scope = NULL;
+    Py_DECREF(judgements);
+    Py_DECREF(send);
+    Py_XDECREF(scope);
+    return 0;
+}
+
+static void
+sender_dealloc(PyObject *object)
+{
+    sender *self = (sender *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_DECREF(self->judgements);
+    Py_DECREF(self->send);
+    Py_XDECREF(self->scope);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyMemberDef sender_members[] = {
+    { TGPY_CALLED, T_PYSSIZET, offsetof(sender, called), READONLY, NULL },
+    { NULL, 0, 0, 0, NULL },
+};
+
+static PyType_Slot sender_slots[] = {
+    { Py_tp_doc, "Sends an ASGI message, with the limits' fields if it opens an answer. Made by asgi_send() and its kin only." },
+    { Py_tp_dealloc, sender_dealloc },
+    { Py_tp_traverse, sender_traverse },
+    { Py_tp_clear, sender_clear },
+    { Py_tp_call, sender_call },
+    { Py_tp_members, sender_members },
+    { 0, NULL },
+};
+
+PyType_Spec tgpy_sender_spec = {
+    .name = "tidegate._core.Sender",
+    .basicsize = sizeof(sender),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = sender_slots,
+};
+
+PyObject *
+tgpy_tell_outcomes(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    ((tgpy_state *)PyModule_GetState(module))->outcomes = true;
+    Py_RETURN_NONE;
 }
 
 PyObject *
 tgpy_asgi_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     if ((count == 2 || (count == 3 && PyDict_Check(args[2]))) && PyList_Check(args[0]) && PyCallable_Check(args[1]))
-        return tgpy_bind_send(module, args[0], args[1], count == 3 ? args[2] : Py_None);
+        return tgpy_bind_send(PyModule_GetState(module), args[0], args[1], count == 3 ? args[2] : NULL);
     PyErr_SetString(PyExc_TypeError, "asgi_send() takes a list of Judgement, a callable and perhaps a scope");
     return NULL;
 }

@@ -128,3 +128,18 @@ tgpy_timeout(double seconds, uint64_t *timeout_us)
     *timeout_us = us < 1 ? 1 : (uint64_t)us;
     return true;
 }
+
+PyObject *
+tgpy_call_with_tuple(PyObject *callable, tgpy_called *called, PyObject *args, PyObject *kwargs)
+{
+    enum { ARGS_MAX = 4 };
+    PyObject *given[ARGS_MAX];
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (count > ARGS_MAX || (kwargs && PyDict_Size(kwargs) > 0)) {
+        PyErr_Format(PyExc_TypeError, "expected at most %d arguments, and none by name", ARGS_MAX);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        given[i] = PyTuple_GetItem(args, i);
+    return called(callable, given, (size_t)count, NULL);
+}

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidegate._core import routes_changed
+
 # Kept on the outermost router, so they go when the application goes.
 _TABLE = "_tidegate_routes"
 _READY = "_tidegate_ready"  # the table's `ready`, where the compiled part looks
@@ -43,6 +45,7 @@ class RouteTable:
         self._entries = {**self.kept, **self._entries}
         # What needs no look at the request: most routes are reached in one way.
         self.ready = {name: entry.places[0].template for name, entry in self._entries.items() if len(entry.places) == 1}
+        routes_changed()
 
     def template(self, key: Any, scope: Mapping[str, Any]) -> str | None:
         entry = self._entries.get(id(key))

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tidegate._core import Gate, Judgement, Limiter, ManualClock, asgi_enter, asgi_send, judge_asgi_async
+from tidegate._core import Gate, Judgement, Limiter, ManualClock, asgi_enter, asgi_send, judge_asgi_async, tell_outcomes
 from tidegate._limits import UNROUTED, check_cost, check_judges, open_gate, user_text
 from tidegate._outcome import ChargeWhen, Outcome, Pending, check_charge_when, give_back_async
 from tidegate._request_state import (
@@ -237,6 +237,7 @@ def charge_by_outcome(scope: Scope, pending: Pending) -> None:
     """Sees to it that this one is told what is answered. There has to be a send of asgi_send() around the application."""
     settle: _Settle | None = scope.get(SETTLE_KEY)
     if settle is None:
+        tell_outcomes()
         settle = scope[SETTLE_KEY] = _Settle(scope)
     settle.pending.append(pending)
 

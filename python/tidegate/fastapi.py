@@ -153,7 +153,7 @@ class RateLimit:
         self._free: Decision | None = None
         self._exempt: set[Any] = set()
         simple = user is None and not limit.asks
-        hit: Any = asgi_hit(limit.limiter, limit.cost, limit.needs_route) if simple else _never
+        hit: Any = asgi_hit(limit.limiter, limit.cost, limit.needs_route, limit.needs_user) if simple else _never
         self._simple = hit if limit.charge_when is None or not simple else self._hit_by_outcome(hit)
         self.enabled = True
         parameters = [

@@ -2,6 +2,7 @@
 Python."""
 
 import asyncio
+import functools
 import gc
 import sys
 import uuid
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 from tidegate import Decision, Gate, Judgement, Limiter, ManualClock
-from tidegate._core import Answers, asgi_enter, asgi_hit
+from tidegate._core import Answers, asgi_enter, asgi_hit, asgi_send
 from tidegate._request_state import BareState
+from tidegate._routes import RouteTable
 
 
 def http(**more: Any) -> dict[str, Any]:
@@ -204,6 +206,86 @@ def test_answers_in_a_cycle_are_collected() -> None:
     del app
     gc.collect()
     assert alive() is None
+
+
+def test_a_send_in_a_cycle_through_its_scope_is_collected() -> None:
+    class Server:
+        async def __call__(self, message: Any) -> None: ...
+
+    kept: list[Any] = []
+
+    def app(scope: Any, receive: Any, send: Any) -> Any:
+        scope["send"] = send
+        kept.append(send)
+
+    server = Server()
+    Answers(app)(http(), send, server)  # type: ignore[arg-type]
+    alive = weakref.ref(server)
+    del server
+    kept.clear()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_hit_in_a_cycle_through_its_route_is_collected(limiter: Limiter) -> None:
+    class Dependent(Route):
+        hit: Any
+
+    route = Dependent()
+    route.hit = asgi_hit(limiter, 1, True)
+    assert isinstance(route.hit(routed(route)), Decision)
+    alive = weakref.ref(route)
+    del route
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_remembered_template_holds_until_a_table_of_routes_is_made_anew(limiter: Limiter) -> None:
+    hit, route = asgi_hit(limiter, 2, True), Route()
+    scope = routed(route, "/before")
+    assert isinstance(hit(scope), Decision)
+
+    def again() -> Any:
+        scope["tidegate"] = []
+        return hit(scope)
+
+    assert isinstance(again(), Judgement)
+    scope["router"]._tidegate_ready[id(route)] = "/after"
+    RouteTable(None)
+    assert isinstance(again(), Decision)  # another template, another count
+    assert isinstance(again(), Judgement)
+
+
+def test_a_limit_before_a_hundred_routes_counts_each_by_its_own_template(limiter: Limiter) -> None:
+    hit, routes = asgi_hit(limiter, 1, True), [Route() for _ in range(100)]
+    router = Router()
+    router._tidegate_ready = {id(one): f"/{number}" for number, one in enumerate(routes)}  # type: ignore[attr-defined]
+    for remaining in (1, 0):
+        for route in routes:
+            assert hit(http(route=route, router=router, tidegate=[])).remaining == remaining
+    other = Router()  # the same routes below another router are other routes
+    other._tidegate_ready = {id(one): f"/below/{number}" for number, one in enumerate(routes)}  # type: ignore[attr-defined]
+    for route in routes:
+        assert hit(http(route=route, router=other, tidegate=[])).remaining == 1
+
+
+def test_what_is_called_without_a_tuple_can_be_called_with_one_and_refuses_other_arguments(limiter: Limiter) -> None:
+    hit = asgi_hit(limiter, 1, True)
+    sent: list[Any] = []
+    out = asgi_send([], sent.append)  # type: ignore[arg-type]
+    for function in (hit, out):
+        for wrong in ((), (1, 2), (1, 2, 3, 4, 5)):
+            with pytest.raises(TypeError):
+                function(*wrong)
+        with pytest.raises(TypeError):
+            function(message=1)  # type: ignore[call-arg]
+    assert isinstance(functools.partial(hit)(routed(Route())), Decision)
+    assert isinstance(hit(*[routed(Route())]), Decision)
+    type(out).__call__(out, 5)
+    assert sent == [5]
+    for kind in (type(hit), type(out)):
+        with pytest.raises(TypeError):
+            kind()
 
 
 def test_a_hundred_thousand_requests_leave_nothing_behind(gate: Callable[[str], Gate]) -> None:

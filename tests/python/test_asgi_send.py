@@ -49,6 +49,26 @@ def test_without_a_judgement_nothing_is_added() -> None:
     assert sent_through([], message) is message
 
 
+def test_types_are_told_by_what_they_say_whoever_made_them_and_in_whatever_order() -> None:
+    judgement = judged("5/minute")
+    opening, other = "http.response.start", "http.response.body"
+    for _ in range(3):
+        for kind, opens in ((opening, True), (other, False), ("websocket.accept", True), ("websocket.close", False)):
+            for same in (kind, "".join(kind), "".join(list(kind)), type("Kind", (str,), {})(kind)):
+                out = sent_through([judgement], {"type": same, "headers": []})
+                assert (out["headers"] == judgement.fields) == opens, kind
+    assert sent_through([judgement], {"type": 5, "headers": []}) == {"type": 5, "headers": []}
+
+
+def test_the_lists_of_two_answers_are_two_and_the_next_answer_changes_neither() -> None:
+    first, second = judged("5/minute"), judged("7/minute")
+    message = {"type": "http.response.start", "headers": [(b"a", b"b")]}
+    outs = [sent_through([one], message)["headers"] for one in (first, second, first)]
+    assert [out[1:] for out in outs] == [first.fields, second.fields, first.fields]
+    outs[0].clear()
+    assert outs[2][1:] == first.fields and sent_through([first], message)["headers"][1:] == first.fields
+
+
 def test_a_message_without_headers_gets_them() -> None:
     judgement = judged("5/minute")
     assert sent_through([judgement], {"type": "http.response.start"})["headers"] == judgement.fields
