@@ -354,7 +354,7 @@ read_peer(tg_text peer, hop *at, tg_error *error)
     return TG_OK;
 }
 
-static tg_status
+static inline __attribute__((always_inline)) tg_status
 find(const tg_client *client, const tg_request *request, hop *at, tg_error *error)
 {
     at->local = false;
