@@ -29,27 +29,33 @@ is_request(const tgpy_state *state, PyObject *scope)
             PyUnicode_Compare(type, state->names[NAME_websocket]) == 0);
 }
 
-/* What stands for the met route: FastAPI's effective context where it speaks of this route, else the route. Borrowed
- * from the scope, NULL where there is none or with an exception set. See route_template in _routes.py. */
+/* What stands for the met route: FastAPI's effective context where it speaks of this route, else the route. A new reference;
+ * NULL where there is none or with an exception set. See route_template in _routes.py. */
 static PyObject *
 route_key(const tgpy_state *state, PyObject *scope)
 {
-    PyObject *route = from_scope(state, scope, NAME_route);
-    PyObject *fastapi = route || !PyErr_Occurred() ? from_scope(state, scope, NAME_fastapi) : NULL;
-    if (!fastapi || !PyDict_Check(fastapi))
-        return PyErr_Occurred() ? NULL : route;
-    PyObject *context = PyDict_GetItemWithError(fastapi, state->names[NAME_effective_route_context]);
-    if (!context || context == Py_None)
-        return PyErr_Occurred() ? NULL : route;
+    PyObject *route = Py_XNewRef(from_scope(state, scope, NAME_route));
+    PyObject *fastapi = route || !PyErr_Occurred() ? Py_XNewRef(from_scope(state, scope, NAME_fastapi)) : NULL;
+    PyObject *context =
+        fastapi && PyDict_Check(fastapi)
+            ? Py_XNewRef(PyDict_GetItemWithError(fastapi, state->names[NAME_effective_route_context])) : NULL;
+    Py_XDECREF(fastapi);
     static const tgpy_name names[] = { NAME_original_route, NAME_starlette_route };
-    for (size_t i = 0; i < 2; i++) {
+    bool speaks = false;
+    for (size_t i = 0; context && context != Py_None && !speaks && i < 2; i++) {
         PyObject *spoken_of = PyObject_GetAttr(context, state->names[names[i]]);
         if (!spoken_of)
             PyErr_Clear();
-        Py_XDECREF(spoken_of); /* only compared */
-        if (!route || spoken_of == route)
-            return context;
+        speaks = !route || spoken_of == route;
+        Py_XDECREF(spoken_of);
     }
+    if (speaks) {
+        Py_XDECREF(route);
+        return context;
+    }
+    Py_XDECREF(context);
+    if (PyErr_Occurred())
+        Py_CLEAR(route);
     return route;
 }
 
@@ -110,35 +116,40 @@ look_up_template(const tgpy_state *state, PyObject *router, PyObject *key)
     return template;
 }
 
-/* A new reference; NULL: to be found by Python, or with an exception set. */
+/* Remembers the template, if the router's table has it. */
+static PyObject *
+meet_route(hit *self, met_route *met, PyObject *router, PyObject *key)
+{
+    const tgpy_state *state = self->state;
+    PyObject *template = look_up_template(state, router, key);
+    if (template && self->routes == state->routes) { /* looking it up may have run code that made another table */
+        const met_route old = *met;
+        *met = (met_route){ Py_NewRef(router), Py_NewRef(key), Py_NewRef(template) };
+        Py_XDECREF(old.router);
+        Py_XDECREF(old.key);
+        Py_XDECREF(old.template);
+    }
+    return template;
+}
+
+/* A new reference; NULL: to be found by Python, or with an exception set. What is found on the way is held: a lookup or an
+ * attribute may run code that changes the scope. */
 static PyObject *
 template_of(hit *self, PyObject *scope)
 {
     const tgpy_state *state = self->state;
-    PyObject *router = from_scope(state, scope, NAME_router);
-    PyObject *key = router ? route_key(state, scope) : NULL;
-    if (!key)
-        return NULL;
-    if (self->routes != state->routes) {
-        forget_routes(self);
-        self->routes = state->routes;
-    }
-    met_route *met = &self->met[((uintptr_t)key >> 6) % MET_ROUTES];
-    if (met->key == key && met->router == router)
-        return Py_NewRef(met->template);
-    Py_INCREF(router); /* looking it up may run code that changes the scope */
-    Py_INCREF(key);
-    PyObject *template = look_up_template(state, router, key);
-    if (!template) {
-        Py_DECREF(router);
+    PyObject *router = Py_XNewRef(from_scope(state, scope, NAME_router));
+    PyObject *key = router ? route_key(state, scope) : NULL, *template = NULL;
+    if (key) {
+        if (self->routes != state->routes) {
+            forget_routes(self);
+            self->routes = state->routes;
+        }
+        met_route *met = &self->met[((uintptr_t)key >> 6) % MET_ROUTES];
+        template = met->key == key && met->router == router ? Py_NewRef(met->template) : meet_route(self, met, router, key);
         Py_DECREF(key);
-        return NULL;
     }
-    const met_route old = *met;
-    *met = (met_route){ router, key, Py_NewRef(template) };
-    Py_XDECREF(old.router);
-    Py_XDECREF(old.key);
-    Py_XDECREF(old.template);
+    Py_XDECREF(router);
     return template;
 }
 
@@ -372,7 +383,6 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         Py_DECREF(judgement);
     } else if (judgement && send != args[1] && PyDict_DelItem(scope, state->names[NAME_tidegate]) != 0) {
         Py_CLEAR(result); /* the list goes with the send that was made for it */
-        Py_DECREF(judgement);
     }
     Py_XDECREF(judgements);
     Py_XDECREF(send);

@@ -75,6 +75,7 @@ typedef struct tgpy_state {
     size_t field_name_count;
     tgpy_pair pairs[TGPY_PAIRS_MAX];
     PyObject *fields; /* the list of those pairs, for as long as answers have as many; NULL: none yet */
+    unsigned turn;    /* of the answers that use it */
     PyObject *opening, *body; /* the types of the messages that went out last: servers and frameworks send one constant */
     unsigned routes;  /* counts up when a table of routes is made: see tgpy_routes_changed */
     bool outcomes;    /* somebody is told what is answered: see tgpy_tell_outcomes */

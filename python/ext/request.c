@@ -449,7 +449,6 @@ tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *s
         headers = collection_of(request, headers);
         if (!headers)
             return false;
-        later &= ~TG_READ_HEADERS;
     }
     request->late_headers = headers;
     request->state = state;

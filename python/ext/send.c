@@ -116,52 +116,119 @@ is_last(const tgpy_pair *last, const tg_field *field)
            memcmp(last->value, field->value.data, field->value.length) == 0;
 }
 
-/* Puts (name, value) in its place of the list. */
-static bool
-put_pair(tgpy_state *state, size_t at, const tg_field *field)
+/* A new pair (name, value) for a place of the list. */
+static PyObject *
+pair_of(const tgpy_pair *last, const tg_field *field)
 {
-    tgpy_pair *last = &state->pairs[at];
-    if (last->name != field->name.data) {
+    PyObject *name = last->name == field->name.data ? Py_NewRef(last->lower) : NULL;
+    if (!name) {
         char lower[64];
         const size_t length = field->name.length < sizeof lower ? field->name.length : sizeof lower;
         for (size_t i = 0; i < length; i++) {
             const char byte = field->name.data[i];
             lower[i] = (char)(byte >= 'A' && byte <= 'Z' ? byte + ('a' - 'A') : byte);
         }
-        PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
-        if (!made)
-            return false;
-        Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
-        last->lower = made;
-        last->name = field->name.data;
+        name = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
     }
-    PyObject *value = PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length);
+    PyObject *value = name ? PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length) : NULL;
     PyObject *pair = value ? PyTuple_New(2) : NULL;
     if (!pair) {
+        Py_XDECREF(name);
         Py_XDECREF(value);
-        return false;
+        return NULL;
     }
-    PyTuple_SetItem(pair, 0, Py_NewRef(last->lower));
+    PyTuple_SetItem(pair, 0, name);
     PyTuple_SetItem(pair, 1, value);
+    return pair;
+}
+
+/* Steals the pair. Makes nothing: see fields_of. */
+static bool
+put_pair(tgpy_state *state, size_t at, const tg_field *field, PyObject *pair)
+{
+    tgpy_pair *last = &state->pairs[at];
+    if (last->name != field->name.data) {
+        Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
+        last->lower = Py_NewRef(PyTuple_GetItem(pair, 0));
+        last->name = field->name.data;
+    }
     last->length = field->value.length;
     memcpy(last->value, field->value.data, field->value.length);
     return PyList_SetItem(state->fields, (Py_ssize_t)at, pair) == 0;
 }
 
-/* The fields as a list that nobody else sees, and that stays as it is until the next answer. Borrowed. */
+/* Makes the list long enough, of places that hold nothing yet. */
+static bool
+begin_fields(tgpy_state *state, size_t count, unsigned turn)
+{
+    PyObject *made = PyList_New((Py_ssize_t)count), *old = state->fields;
+    for (size_t i = 0; made && i < count; i++)
+        PyList_SetItem(made, (Py_ssize_t)i, Py_NewRef(Py_None));
+    if (!made || state->turn != turn) {
+        Py_XDECREF(made);
+        return false;
+    }
+    for (size_t i = 0; i < count; i++)
+        state->pairs[i].length = TGPY_PAIR_VALUE_MAX + 1; /* no value is that long: nothing is the last one */
+    state->fields = made;
+    Py_XDECREF(old); /* of tuples of bytes */
+    return true;
+}
+
+/* The fields as a list that nobody else sees, and that stays as it is until the next answer. Borrowed.
+ *
+ * Whatever the collector watches over may set it off when it is made, and what that runs, a finalizer or another thread, may
+ * send an answer too. That one counts up `turn`, and the list is then its own. NULL without an exception: so it was. */
 static PyObject *
-fields_of(tgpy_state *state, const tg_answer *answer)
+fields_of(tgpy_state *state, const tg_answer *answer, unsigned turn)
 {
     const size_t count = answer->field_count;
-    const bool anew = !state->fields || (size_t)Py_SIZE(state->fields) != count;
-    if (anew) {
-        Py_XDECREF(state->fields);
-        state->fields = PyList_New((Py_ssize_t)count);
+    if ((!state->fields || (size_t)Py_SIZE(state->fields) != count) && !begin_fields(state, count, turn))
+        return NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (is_last(&state->pairs[i], &answer->fields[i]))
+            continue;
+        PyObject *pair = pair_of(&state->pairs[i], &answer->fields[i]);
+        if (!pair || state->turn != turn) {
+            Py_XDECREF(pair);
+            return NULL;
+        }
+        if (!put_pair(state, i, &answer->fields[i], pair))
+            return NULL;
     }
-    for (size_t i = 0; state->fields && i < count; i++)
-        if ((anew || !is_last(&state->pairs[i], &answer->fields[i])) && !put_pair(state, i, &answer->fields[i]))
-            Py_CLEAR(state->fields);
     return state->fields;
+}
+
+/* The same as a list of its own. */
+static PyObject *
+own_fields(const tg_answer *answer)
+{
+    static const tgpy_pair none;
+    PyObject *fields = PyList_New(0);
+    for (size_t i = 0; fields && i < answer->field_count; i++) {
+        PyObject *pair = pair_of(&none, &answer->fields[i]);
+        if (!pair || PyList_Append(fields, pair) != 0)
+            Py_CLEAR(fields);
+        Py_XDECREF(pair);
+    }
+    return fields;
+}
+
+/* A new list: the headers, and behind them the fields. */
+static PyObject *
+join_fields(tgpy_state *state, PyObject *headers, const tg_answer *answer)
+{
+    const unsigned turn = ++state->turn;
+    PyObject *fields = Py_XNewRef(fields_of(state, answer, turn));
+    PyObject *joined = fields ? PySequence_Concat(headers, fields) : NULL;
+    Py_XDECREF(fields);
+    if (__builtin_expect(state->turn == turn, 1) || PyErr_Occurred())
+        return joined;
+    Py_XDECREF(joined); /* the list may have become another answer's under it */
+    fields = own_fields(answer);
+    joined = fields ? PySequence_Concat(headers, fields) : NULL;
+    Py_XDECREF(fields);
+    return joined;
 }
 
 enum { SHORTEST_FIELD = 17 }; /* x-ratelimit-limit */
@@ -215,8 +282,7 @@ merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgeme
         read.decision.retry_after_us = 0;
         tg_answer_make(&read, &made);
     }
-    PyObject *fields = is_common(answer) ? fields_of(state, answer) : NULL;
-    return fields ? PySequence_Concat(headers, fields) : NULL;
+    return is_common(answer) ? join_fields(state, headers, answer) : NULL;
 }
 
 /* The messages that open an answer; an accepted WebSocket tells its client the numbers too. */

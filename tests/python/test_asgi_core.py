@@ -269,6 +269,49 @@ def test_a_limit_before_a_hundred_routes_counts_each_by_its_own_template(limiter
         assert hit(http(route=route, router=other, tidegate=[])).remaining == 1
 
 
+def test_a_context_that_leaves_the_scope_while_it_is_asked_stays_until_it_has_answered(limiter: Limiter) -> None:
+    gone: list[str] = []
+
+    class Context:
+        original_route = None
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "original_route":
+                scope["fastapi"] = scope["router"] = None
+            gone_before.append(list(gone))
+            return None
+
+        def __del__(self) -> None:
+            gone.append("context")
+
+    gone_before: list[list[str]] = []
+    scope = routed(Route())
+    scope["fastapi"] = {"effective_route_context": Context()}
+    asgi_hit(limiter, 1, True)(scope)
+    assert gone_before == [[], []]
+    assert gone == ["context"]
+
+
+def test_a_state_that_a_user_takes_away_while_a_request_is_refused_is_an_error_and_no_more(
+    gate: Callable[[str], Gate],
+) -> None:
+    class Taker:
+        @property
+        def is_authenticated(self) -> bool:
+            del scope["tidegate"]
+            return False
+
+    enter = asgi_enter(gate("ip"), False)
+    errors = 0
+    for _ in range(5000):
+        scope = http(user=Taker())
+        try:
+            enter(scope, send)
+        except KeyError:
+            errors += 1
+    assert errors == 4998
+
+
 def test_what_is_called_without_a_tuple_can_be_called_with_one_and_refuses_other_arguments(limiter: Limiter) -> None:
     hit = asgi_hit(limiter, 1, True)
     sent: list[Any] = []

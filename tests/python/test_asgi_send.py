@@ -1,5 +1,6 @@
 """asgi_send and shown: the fields of a request's judgements on whatever opens its answer."""
 
+import gc
 import sys
 import uuid
 from typing import Any
@@ -151,3 +152,40 @@ def test_a_hundred_thousand_messages_leave_nothing_behind() -> None:
         asgi_send(state, drop)(message)
     assert all(abs(now - then) < 20 for now, then in zip(counts(), before, strict=True))
     assert sys.getallocatedblocks() - blocks < 100
+
+
+def test_an_answer_that_a_collection_sends_leaves_the_one_being_made_its_own_fields() -> None:
+    """Up to CPython 3.11 making a tuple may set the collector off, and a finalizer or another thread may send then."""
+    within: list[Any] = []
+    senders = [asgi_send([judged(f"{limit}/minute")], within.append) for limit in range(100, 150)]
+    senders.append(asgi_send([], within.append))
+    judgement = judged("7/minute")
+    message: Any = {"type": "http.response.start", "headers": []}
+    turn = 0
+
+    def send_another(phase: str, info: Any) -> None:
+        nonlocal turn
+        if phase == "start" and gc.isenabled():
+            gc.disable()
+            turn += 1
+            senders[turn % len(senders)](message)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(send_another)
+    try:
+        for i in range(900):
+            out: list[Any] = []
+            send = asgi_send([judgement], out.append)
+            gc.disable()
+            gc.collect()  # gives away the tuples kept for the next
+            gc.set_threshold(1 + i % 9)
+            gc.enable()
+            send(message)
+            gc.disable()
+            assert out[0]["headers"] == judgement.fields
+    finally:
+        gc.callbacks.remove(send_another)
+        gc.set_threshold(*threshold)
+        gc.enable()
+    if sys.version_info < (3, 12):
+        assert within
