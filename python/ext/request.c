@@ -48,7 +48,7 @@ hold(tgpy_request *request, PyObject *object)
     return done;
 }
 
-static bool
+static TGPY_COLD bool
 wrong_type(const char *what, const char *expected, PyObject *object)
 {
     PyObject *type = PyErr_Occurred() ? NULL : PyType_GetName(Py_TYPE(object));
@@ -222,7 +222,10 @@ static bool
 read_client(tgpy_request *request, PyObject *client)
 {
     PyObject *host = NULL, *port = NULL;
-    if (PyTuple_Check(client) && PyTuple_Size(client) >= 1) {
+    if (PyTuple_CheckExact(client) && Py_SIZE(client) == 2) { /* what every server gives */
+        host = PyTuple_GetItem(client, 0);
+        port = PyTuple_GetItem(client, 1);
+    } else if (PyTuple_Check(client) && PyTuple_Size(client) >= 1) {
         host = PyTuple_GetItem(client, 0);
         port = PyTuple_Size(client) >= 2 ? PyTuple_GetItem(client, 1) : NULL;
     } else if (PyList_Check(client) && PyList_Size(client) >= 1) {

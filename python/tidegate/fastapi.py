@@ -235,8 +235,8 @@ class RateLimit:
 
     async def __call__(self, conn: HTTPConnection, response: Response, **told: Any) -> Decision:
         got = self._hit(conn.scope)
-        if got.__class__ is Decision:
-            return got
+        if type(got) is Decision:
+            return got  # type: ignore[no-any-return]
         return await self._otherwise(conn, response, told, got)
 
     # Written as a decorator it is called with the endpoint alone, which Python refuses in these words.
