@@ -93,7 +93,12 @@ tg_status tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement
 void tg__identity_show(const tg_identity *identity, unsigned private_kinds, char *text, size_t size);
 
 /* A CORS preflight: free on every face. */
-bool tg__is_preflight(const tg_request *request);
+bool tg__options_is_preflight(const tg_request *request);
+static inline bool
+tg__is_preflight(const tg_request *request)
+{
+    return __builtin_expect(tg__text_is(request->method, "OPTIONS"), 0) && tg__options_is_preflight(request);
+}
 
 /* Around each `apply`: one notice when a store begins to fail, one when it has answered for a second. */
 void tg__failure_seen(tg_store *store, const tg_error *error);

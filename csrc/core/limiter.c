@@ -681,9 +681,9 @@ has_header(const tg_request *request, const char *name)
 /* A browser asks before it sends: to count or refuse the question would hide the answer from the page (Fetch standard,
  * CORS-preflight request). */
 bool
-tg__is_preflight(const tg_request *request)
+tg__options_is_preflight(const tg_request *request)
 {
-    return tg__text_is(request->method, "OPTIONS") && has_header(request, "Origin") &&
+    return has_header(request, "Origin") &&
            has_header(request, "Access-Control-Request-Method");
 }
 

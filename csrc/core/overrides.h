@@ -11,7 +11,7 @@ static inline bool
 tg__overrides_any(const tg_store *store)
 {
     const _Atomic uint64_t *const standing = atomic_load_explicit(&store->overrides, memory_order_relaxed);
-    return standing && atomic_load_explicit(standing, memory_order_relaxed) != 0;
+    return __builtin_expect(standing != NULL, 1) && atomic_load_explicit(standing, memory_order_relaxed) != 0;
 }
 
 /* The rules and the cost that hold for one identity of a limiter at this moment; false: its own. `rules` have their scope. */

@@ -66,7 +66,7 @@ typedef struct alternative {
 
 struct tg_by {
     size_t count;
-    bool address_alone; /* it is "ip" */
+    bool plain; /* of kinds alone that plain_value() knows */
     char text[2 * TG_NAME_BYTES_MAX]; /* canonical, cut where too long: what the shared stand-in is named after */
     alternative alternatives[];
 };
@@ -196,6 +196,18 @@ parse_alternative(tg_text whole, tg_text text, alternative *into, tg_error *erro
     return TG_OK;
 }
 
+static bool
+is_plain(const tg_by *by)
+{
+    for (size_t a = 0; a < by->count; a++)
+        for (size_t i = 0; i < by->alternatives[a].count; i++) {
+            const part_kind kind = by->alternatives[a].parts[i].kind;
+            if (kind != KIND_IP && kind != KIND_USER && kind != KIND_ROUTE && kind != KIND_METHOD)
+                return false;
+        }
+    return true;
+}
+
 static void
 write_text(tg_by *by)
 {
@@ -235,8 +247,7 @@ tg__by_parse(tg_text text, tg_by **by, tg_error *error)
         }
         made->count++;
     }
-    const alternative *only = &made->alternatives[0];
-    made->address_alone = made->count == 1 && only->count == 1 && only->parts[0].kind == KIND_IP;
+    made->plain = is_plain(made);
     write_text(made);
     *by = made;
     return TG_OK;
@@ -378,22 +389,36 @@ key_value(const tg_request *request, tg_text name, tg_text *value)
     return false;
 }
 
+enum { PLAIN_BYTES_MAX = TG_ADDRESS_TEXT_MAX };
+_Static_assert(TG_METHOD_BYTES_MAX <= PLAIN_BYTES_MAX, "a method is written there as well");
+
+/* The kinds that most count by. */
+static inline bool
+plain_value(const part *wanted, const tg_client *client, const tg_request *request, char room[PLAIN_BYTES_MAX],
+            tg_text *value)
+{
+    if (wanted->kind == KIND_IP)
+        return tg__client_text(client, request, room, value);
+    if (wanted->kind == KIND_USER)
+        return tg__client_user(client, request, value);
+    if (wanted->kind == KIND_ROUTE)
+        return present(request->route, value);
+    return present((tg_text){ room, tg__method_normalise(request->method, room) }, value);
+}
+
 static bool
 value_of_request(const part *wanted, const tg_client *client, const tg_request *request, scratch *at, char *room,
                  tg_text *value)
 {
     switch (wanted->kind) {
     case KIND_IP:
-        return tg__client_text(client, request, at->address, value);
     case KIND_USER:
-        return tg__client_user(client, request, value);
     case KIND_ROUTE:
-        return present(request->route, value);
+    case KIND_METHOD:
+        return plain_value(wanted, client, request, room, value);
     case KIND_PATH:
         *value = (tg_text){ at->path, tg__path_normalise(request->path, at->path) };
         return true;
-    case KIND_METHOD:
-        return present((tg_text){ at->method, tg__method_normalise(request->method, at->method) }, value);
     case KIND_HOST:
         return present((tg_text){ at->host, tg__host_normalise(request->host, at->host) }, value);
     case KIND_HEADER:
@@ -507,17 +532,37 @@ find_parts(const tg_by *by, const tg_client *client, const tg_request *request, 
     return report_missing(wanting, missing, error);
 }
 
+/* All parts as they are, each put where it stays. false: some part is missing, or so long that it is hashed. */
+static inline bool
+join_plain(const tg_by *by, const tg_client *client, const tg_request *request, tg_identity *identity)
+{
+    for (size_t a = 0; a < by->count; a++) {
+        const alternative *one = &by->alternatives[a];
+        uint8_t *at = identity->bytes;
+        size_t i = 0;
+        for (; i < one->count; i++) {
+            char room[PLAIN_BYTES_MAX];
+            tg_text value;
+            if (!plain_value(&one->parts[i], client, request, room, &value))
+                break;
+            at = tg__identity_put(identity, at, (tg_text){ one->parts[i].text, one->parts[i].length }, value);
+            if (!at)
+                return false;
+        }
+        if (i == one->count) {
+            identity->length = (uint16_t)(at - identity->bytes);
+            return true;
+        }
+    }
+    return false;
+}
+
 tg_status
 tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *request, tg_identity *identity,
                   char missing[TG_NAME_BYTES_MAX + 1], tg_error *error)
 {
-    char room[TG_ADDRESS_TEXT_MAX];
-    tg_text address;
-    /* The address alone is what most count by, and takes a tenth of what it takes to look for whatever there may be. */
-    if (by->address_alone && request->value_count == 0 && tg__client_text(client, request, room, &address)) {
-        tg__identity_of_address(address, identity);
+    if (by->plain && request->value_count == 0 && join_plain(by, client, request, identity))
         return TG_OK;
-    }
     return find_parts(by, client, request, identity, missing, error);
 }
 

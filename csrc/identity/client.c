@@ -133,24 +133,30 @@ is_escaped(const char *first, const char *quote)
     return (quote - p) % 2 == 1;
 }
 
+/* Where the last ',' outside quotes stands; NULL: there is none. */
+static const char *
+last_unquoted_comma(tg_text text)
+{
+    bool quoted = false;
+    for (const char *p = text.data + text.length; p > text.data; p--) {
+        if (p[-1] == '"' && !is_escaped(text.data, p - 1))
+            quoted = !quoted;
+        else if (p[-1] == ',' && !quoted)
+            return p - 1;
+    }
+    return NULL;
+}
+
 bool
 tg__list_last(tg_text *rest, bool quotes, tg_text *element)
 {
     if (!rest->data)
         return false;
-    bool quoted = false;
-    const char *end = rest->data + rest->length, *p = end;
-    while (p > rest->data) {
-        const char c = p[-1];
-        if (quotes && c == '"' && !is_escaped(rest->data, p - 1))
-            quoted = !quoted;
-        else if (c == ',' && !quoted)
-            break;
-        p--;
-    }
-    *element = (tg_text){ p, (size_t)(end - p) };
-    if (p > rest->data)
-        rest->length = (size_t)(p - 1 - rest->data);
+    const char *comma = quotes ? last_unquoted_comma(*rest) : memrchr(rest->data, ',', rest->length);
+    const char *begin = comma ? comma + 1 : rest->data;
+    *element = (tg_text){ begin, (size_t)(rest->data + rest->length - begin) };
+    if (comma)
+        rest->length = (size_t)(comma - rest->data);
     else
         *rest = (tg_text){ 0 };
     return true;
@@ -258,8 +264,12 @@ static bool
 parse_hop(tg_text text, hop *next)
 {
     text = tg__text_trim(text);
-    next->local = text.length >= 5 && tg__peer_is_local(text);
+    next->local = false;
+    next->spelt = text;
+    if (tg__address_parse_quad(text, &next->address))
+        return true;
     next->spelt = (tg_text){ 0 };
+    next->local = text.length >= 5 && tg__peer_is_local(text);
     return next->local || tg__address_parse_node(text, &next->address);
 }
 
@@ -299,6 +309,8 @@ walk(const tg_client *client, const tg_request *request, hop *at)
             if (!parse_hop(element, &next) || (next.local && !client->trusts_local))
                 return;
             *at = next;
+            if (element.data == node)
+                at->spelt = (tg_text){ 0 }; /* `node` does not outlive this turn */
             if (!is_trusted(client, at))
                 return;
         }
@@ -342,7 +354,7 @@ read_peer(tg_text peer, hop *at, tg_error *error)
     return TG_OK;
 }
 
-static tg_status
+static inline __attribute__((always_inline)) tg_status
 find(const tg_client *client, const tg_request *request, hop *at, tg_error *error)
 {
     at->local = false;

@@ -6,6 +6,8 @@
 #include "identity/address.h"
 #include "identity/headers.h"
 
+#include <stdatomic.h>
+
 typedef enum tg_client_header {
     TG_CLIENT_HEADER_LIST,      /* X-Forwarded-For: addresses, each proxy appends its peer */
     TG_CLIENT_HEADER_FORWARDED, /* RFC 7239 */
@@ -44,6 +46,14 @@ bool tg__forwarded_for(tg_text element, char node[TG_ADDRESS_TEXT_MAX], size_t *
 bool tg__list_last(tg_text *rest, bool quotes, tg_text *element);
 
 /* Tells once, as a notice, when everybody seems to be one private address. A load where two have been seen. */
-void tg__client_seen(const tg_address *address);
+void tg__client_see(const tg_address *address);
+/* There are several, or one that is no proxy, or it has been said. */
+extern atomic_bool tg__client_seen_enough __attribute__((visibility("hidden")));
+static inline void
+tg__client_seen(const tg_address *address)
+{
+    if (!atomic_load_explicit(&tg__client_seen_enough, memory_order_relaxed))
+        tg__client_see(address);
+}
 
 #endif

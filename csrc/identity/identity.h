@@ -9,8 +9,26 @@
  * [value or its 32-byte BLAKE2b-256]; a joint identity over TG_IDENTITY_BYTES_MAX becomes [255][BLAKE2b-256 of it].
  * TG_E_ARG: part_count 0 or over TG_PARTS_MAX, a kind over TG_NAME_BYTES_MAX. Empty values are values. */
 tg_status tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error);
-/* The same of one part of kind "ip", whose value is an address: nothing of it is too long. */
-void tg__identity_of_address(tg_text address, tg_identity *identity);
+
+#define TG_VALUE_AS_IT_IS_MAX 64 /* a longer value is hashed: no client decides how much we keep */
+
+/* Puts one part behind those before it, up to `at`. Returns where it ends, or NULL where it does not simply fit: then all
+ * parts together are for tg__identity_join. */
+static inline uint8_t *
+tg__identity_put(tg_identity *identity, uint8_t *at, tg_text kind, tg_text value)
+{
+    const size_t room = (size_t)(identity->bytes + TG_IDENTITY_BYTES_MAX - at);
+    if (kind.length > TG_NAME_BYTES_MAX || value.length > TG_VALUE_AS_IT_IS_MAX || room < 2 + kind.length + value.length)
+        return NULL;
+    *at++ = (uint8_t)kind.length;
+    if (kind.length)
+        memcpy(at, kind.data, kind.length);
+    at += kind.length;
+    *at++ = (uint8_t)value.length;
+    if (value.length)
+        memcpy(at, value.data, value.length);
+    return at + value.length;
+}
 
 /* Whether a header's name is this one: ASCII letters in any case, '_' equals '-' (RFC 3875 4.1.18 writes one for the other). */
 bool tg__header_is(tg_text name, const char *wanted);

@@ -3,10 +3,9 @@
 #include "identity/identity.h"
 
 enum {
-    VALUE_BYTES_MAX = 64, /* longer values are hashed: no client decides how much we keep */
     HASHED = 255,         /* no length: neither a kind's nor a value's */
     DIGEST_BYTES = 32,
-    JOINT_BYTES_MAX = TG_PARTS_MAX * (1 + TG_NAME_BYTES_MAX + 1 + VALUE_BYTES_MAX)
+    JOINT_BYTES_MAX = TG_PARTS_MAX * (1 + TG_NAME_BYTES_MAX + 1 + TG_VALUE_AS_IT_IS_MAX)
 };
 
 static uint8_t *
@@ -15,15 +14,6 @@ put_bytes(uint8_t *at, tg_text text)
     if (text.length)
         memcpy(at, text.data, text.length);
     return at + text.length;
-}
-
-static inline uint8_t *
-put_part(uint8_t *at, tg_text kind, tg_text value)
-{
-    *at++ = (uint8_t)kind.length;
-    at = put_bytes(at, kind);
-    *at++ = (uint8_t)value.length;
-    return put_bytes(at, value);
 }
 
 static tg_status
@@ -50,11 +40,12 @@ join_long(const tg_part *parts, size_t part_count, tg_identity *identity, tg_err
         if (kind.length > TG_NAME_BYTES_MAX)
             return tg__error(error, TG_E_ARG, "part %zu: a kind has at most %d bytes, not %zu", i + 1,
                              TG_NAME_BYTES_MAX, kind.length);
-        if (value.length <= VALUE_BYTES_MAX) {
-            at = put_part(at, kind, value);
+        *at++ = (uint8_t)kind.length;
+        at = put_bytes(at, kind);
+        if (value.length <= TG_VALUE_AS_IT_IS_MAX) {
+            *at++ = (uint8_t)value.length;
+            at = put_bytes(at, value);
         } else {
-            *at++ = (uint8_t)kind.length;
-            at = put_bytes(at, kind);
             const tg_status status = put_digest(&at, value, error);
             if (status != TG_OK)
                 return status;
@@ -76,23 +67,13 @@ tg_status
 tg__identity_join(const tg_part *parts, size_t part_count, tg_identity *identity, tg_error *error)
 {
     uint8_t *at = identity->bytes;
-    for (size_t i = 0; i < part_count; i++) {
-        const tg_text kind = parts[i].kind, value = parts[i].value;
-        const size_t room = (size_t)(identity->bytes + TG_IDENTITY_BYTES_MAX - at);
-        if (part_count > TG_PARTS_MAX || kind.length > TG_NAME_BYTES_MAX || value.length > VALUE_BYTES_MAX ||
-            room < 2 + kind.length + value.length)
-            return join_long(parts, part_count, identity, error);
-        at = put_part(at, kind, value);
-    }
-    if (part_count == 0)
+    if (part_count == 0 || part_count > TG_PARTS_MAX)
         return join_long(parts, part_count, identity, error);
+    for (size_t i = 0; i < part_count; i++) {
+        at = tg__identity_put(identity, at, parts[i].kind, parts[i].value);
+        if (!at)
+            return join_long(parts, part_count, identity, error);
+    }
     identity->length = (uint16_t)(at - identity->bytes);
     return TG_OK;
-}
-
-void
-tg__identity_of_address(tg_text address, tg_identity *identity)
-{
-    const uint8_t *const end = put_part(identity->bytes, (tg_text){ "ip", 2 }, address);
-    identity->length = (uint16_t)(end - identity->bytes);
 }

@@ -206,9 +206,10 @@ tg__method_normalise(tg_text raw, char normal[TG_METHOD_BYTES_MAX])
 {
     if (raw.length == 0 || raw.length > TG_METHOD_BYTES_MAX)
         return 0;
-    if (tg__text_is_nocase(raw, "HEAD"))
-        raw = tg_text_of("GET");
     for (size_t i = 0; i < raw.length; i++)
         normal[i] = raw.data[i] >= 'a' && raw.data[i] <= 'z' ? (char)(raw.data[i] & ~0x20) : raw.data[i];
-    return raw.length;
+    if (raw.length != 4 || memcmp(normal, "HEAD", 4) != 0)
+        return raw.length;
+    memcpy(normal, "GET", 3);
+    return 3;
 }

@@ -9,7 +9,7 @@
 /* Of this process, as its requests come over one way in. 0: nobody yet. */
 static _Atomic uint64_t first;
 static atomic_uint alone;
-static atomic_bool over; /* there are several, or one that is no proxy, or it has been said */
+atomic_bool tg__client_seen_enough;
 
 static uint64_t
 mixed(const tg_address *address)
@@ -20,18 +20,16 @@ mixed(const tg_address *address)
 }
 
 void
-tg__client_seen(const tg_address *address)
+tg__client_see(const tg_address *address)
 {
-    if (atomic_load_explicit(&over, memory_order_relaxed))
-        return;
     const uint64_t self = mixed(address);
     uint64_t known = 0;
     if (!atomic_compare_exchange_strong(&first, &known, self) && known != self) {
-        atomic_store_explicit(&over, true, memory_order_relaxed);
+        atomic_store_explicit(&tg__client_seen_enough, true, memory_order_relaxed);
         return;
     }
-    if (atomic_fetch_add_explicit(&alone, 1, memory_order_relaxed) + 1 < ENOUGH || atomic_exchange(&over, true) ||
-        !tg__address_private(address))
+    if (atomic_fetch_add_explicit(&alone, 1, memory_order_relaxed) + 1 < ENOUGH ||
+        atomic_exchange(&tg__client_seen_enough, true) || !tg__address_private(address))
         return;
     char text[TG_ADDRESS_TEXT_MAX];
     tg__address_text(address, 32, 128, text);

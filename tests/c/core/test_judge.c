@@ -101,6 +101,74 @@ end(void **unused)
     return 0;
 }
 
+/* ---- what the application asks itself ---- */
+
+/* What a hit of an own limiter concludes, over what its caller left in the judgement. */
+static tg_judgement
+concluded(tg_limiter *limiter, const tg_limiter *known, uint64_t cost)
+{
+    const tg_part part = { tg_text_of(""), tg_text_of("somebody") };
+    const tg_dimension dimension = { &part, 1 };
+    tg_judgement judgement;
+    tg_error error;
+    memset(&judgement, 0xa5, sizeof judgement);
+    if (tg_limiter_hit(limiter, &dimension, 1, cost, &judgement.decision, &error) != TG_OK)
+        fail_msg("%s", error.message);
+    tg_limiter_conclude(known, &judgement);
+    assert_false(judgement.settles || judgement.needs_body || judgement.challenged || judgement.shadow_denied);
+    assert_int_equal(judgement.waited_us, 0);
+    return judgement;
+}
+
+static tg_limiter *
+own_limiter(const char *rule, const char *address, tg_on_failure on_failure)
+{
+    tg_store *store = NULL;
+    tg_limiter *limiter = NULL;
+    tg_error error;
+    const tg_limiter_options options = { .rules = tg_text_of(rule), .name = tg_text_of("own"),
+                                         .on_store_failure = on_failure };
+    const tg_store_options with = { .timeout_us = 1000 };
+    if (tg_store_open(tg_text_of(address), &with, &store, &error) != TG_OK ||
+        tg_limiter_open(store, NULL, &options, &limiter, &error) != TG_OK)
+        fail_msg("%s", error.message);
+    tg_store_close(store);
+    return limiter;
+}
+
+static void
+what_an_application_asks_itself_is_concluded_as_a_request_would_be(void **unused)
+{
+    (void)unused;
+    tg_answer answer;
+    tg_limiter *limiter = own_limiter("5/minute token_bucket", "memory://judge-own", TG_FAIL_OPEN);
+    tg_judgement judgement = concluded(limiter, limiter, 3);
+    assert_int_equal(judgement.outcome, TG_ALLOWED);
+    assert_int_equal(judgement.status, 0);
+    assert_string_equal(judgement.policy, "own");
+    judgement = concluded(limiter, NULL, 3);
+    assert_int_equal(judgement.outcome, TG_DENIED);
+    assert_int_equal(judgement.status, 429);
+    assert_string_equal(judgement.policy, "");
+    tg_answer_make(&judgement, &answer);
+    assert_int_equal(answer.status, 429);
+    assert_non_null(memmem(answer.body.data, answer.body.length, "\"RATE_LIMITED\"", 14));
+    tg_limiter_close(limiter);
+
+    limiter = own_limiter("deny", "memory://judge-own", TG_FAIL_OPEN);
+    judgement = concluded(limiter, limiter, 1);
+    assert_int_equal(judgement.outcome, TG_FORBIDDEN);
+    assert_int_equal(judgement.status, 403);
+    tg_limiter_close(limiter);
+
+    limiter = own_limiter("5/minute", "redis+unix:///nowhere/socket", TG_FAIL_CLOSED);
+    judgement = concluded(limiter, limiter, 1);
+    assert_int_equal(judgement.outcome, TG_UNAVAILABLE);
+    assert_int_equal(judgement.status, 503);
+    assert_string_equal(judgement.policy, "own");
+    tg_limiter_close(limiter);
+}
+
 /* ---- a policy by its name ---- */
 
 static void
@@ -1059,6 +1127,7 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(what_an_application_asks_itself_is_concluded_as_a_request_would_be, begin, end),
         cmocka_unit_test_setup_teardown(a_policy_by_name_judges_alone_whatever_it_matches_and_in_its_own_style, begin, end),
         cmocka_unit_test_setup_teardown(values_count_in_place_of_all_that_the_request_shows, begin, end),
         cmocka_unit_test_setup_teardown(header_families_are_chosen_one_by_one_for_each_policy, begin, end),
