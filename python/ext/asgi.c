@@ -18,7 +18,7 @@ from_scope(const tgpy_state *state, PyObject *scope, tgpy_name name)
 }
 
 /* http or websocket: what is judged. */
-static bool
+static TGPY_HOT bool
 is_request(const tgpy_state *state, PyObject *scope)
 {
     PyObject *type = from_scope(state, scope, NAME_type);
@@ -144,7 +144,7 @@ template_of(hit *self, PyObject *scope)
 
 /* Gives the Decision of a request that is let through; the Judgement of one that is not; None where Python has to see to
  * it. */
-static PyObject *
+static TGPY_HOT PyObject *
 judge_routed(hit *self, PyObject *scope, PyObject *judgements, PyObject *route)
 {
     tgpy_request request;
@@ -166,7 +166,7 @@ judge_routed(hit *self, PyObject *scope, PyObject *judgements, PyObject *route)
     return result;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 hit_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
 {
     hit *self = (hit *)object;
@@ -310,7 +310,7 @@ tgpy_routes_changed(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* `self` is (gate, whether somebody tells the user, module). Gives the `send` for a request that is let through; the
  * Judgement of one that is not, or not yet; None where Python has to see to it. */
-static PyObject *
+static TGPY_HOT PyObject *
 enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     tgpy_state *state = PyModule_GetState(PyTuple_GetItem(self, 2));
@@ -393,7 +393,7 @@ typedef struct answers {
     PyObject *app; /* as a middleware keeps it: others look along the chain */
 } answers;
 
-static PyObject *
+static TGPY_HOT PyObject *
 call_around(const answers *self, PyObject *scope, PyObject *receive, PyObject *send)
 {
     tgpy_state *state = self->state;
@@ -422,7 +422,7 @@ answers_call(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 /* As every server and framework calls an application. */
-static PyObject *
+static TGPY_HOT PyObject *
 answers_called(PyObject *self, PyObject *const *args, size_t count, PyObject *names)
 {
     if (tgpy_count(count) == 3 && (!names || PyTuple_Size(names) == 0))

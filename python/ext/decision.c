@@ -33,7 +33,7 @@ decision_allocate(tgpy_state *state, size_t tail_bytes)
     return (tgpy_decision *)PyObject_InitVar(block, state->decision_type, (Py_ssize_t)tail_bytes);
 }
 
-static void
+static TGPY_HOT void
 decision_dealloc(PyObject *object)
 {
     tgpy_decision *self = of(object);
@@ -62,7 +62,7 @@ identity_bytes(const tg_identity *identity)
     return sizeof identity->length + identity->length;
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision)
 {
     const size_t results_bytes = decision->result_count * sizeof(tg_result);

@@ -15,8 +15,10 @@
 /* What raises is put out of the way: a request runs through each line of code once, and each has to be fetched. */
 #if defined(__GNUC__)
 #define TGPY_COLD __attribute__((cold))
+#define TGPY_HOT __attribute__((hot)) /* as TG__HOT of the core: what every request runs through stands together */
 #else
 #define TGPY_COLD
+#define TGPY_HOT
 #endif
 PyAPI_FUNC(void) PyErr_SetString(PyObject *, const char *) TGPY_COLD;
 PyAPI_FUNC(PyObject *) PyErr_Format(PyObject *, const char *, ...) TGPY_COLD;

@@ -17,7 +17,7 @@ of(PyObject *self)
 
 /* A copy without the room that is not used. What points into the storage points into the copy's; names and other texts
  * are constants. */
-static __attribute__((noinline)) tg_answer *
+static TGPY_HOT __attribute__((noinline)) tg_answer *
 copy_answer(const tg_answer *answer)
 {
     const size_t bytes = offsetof(tg_answer, storage) + answer->storage_used;
@@ -54,7 +54,7 @@ tgpy_judgement_drop_blocks(tgpy_state *state)
         PyObject_Free(state->free_judgements[--state->free_judgement_count]);
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer)
 {
     tg_answer *kept = NULL;
@@ -96,7 +96,7 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     return (PyObject *)self;
 }
 
-static void
+static TGPY_HOT void
 judgement_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -813,7 +813,7 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
     return made;
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_judge_late(tgpy_state *state, PyObject *limiter_or_gate, tgpy_request *request, PyObject *prior, uint64_t cost)
 {
     const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;

@@ -20,7 +20,7 @@ request_init(tgpy_request *request)
     request->unjudged = false;
 }
 
-void
+TGPY_HOT void
 tgpy_request_fini(tgpy_request *request)
 {
     for (size_t i = 0; i < request->held_count; i++)
@@ -76,7 +76,7 @@ dict_of(tgpy_request *request, PyObject *mapping, const char *what)
 }
 
 /* The value under a name, held; NULL where it is missing or None, or with an exception set. */
-static PyObject *
+static TGPY_HOT PyObject *
 lookup(const tgpy_state *state, tgpy_request *request, PyObject *dict, tgpy_name name)
 {
     PyObject *value = PyDict_GetItemWithError(dict, state->names[name]);
@@ -86,7 +86,7 @@ lookup(const tgpy_state *state, tgpy_request *request, PyObject *dict, tgpy_name
 }
 
 /* A str as UTF-8, held. */
-bool
+TGPY_HOT bool
 tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text)
 {
     PyObject *made = NULL;
@@ -167,7 +167,7 @@ encode_path(tgpy_request *request, tg_text prefix, tg_text decoded)
 }
 
 /* A local socket has no address; servers say so in several ways. */
-static tg_text
+static TGPY_HOT tg_text
 peer_of(tg_text given)
 {
     if (given.length == 0 || given.data[0] == '/' || given.data[0] == '@' || given.data[0] == '\0' ||
@@ -218,7 +218,7 @@ read_scope_user(tgpy_state *state, tgpy_request *request, PyObject *user)
 }
 
 /* scope["client"]: [host, port], or None for a local socket. */
-static bool
+static TGPY_HOT bool
 read_client(tgpy_request *request, PyObject *client)
 {
     PyObject *host = NULL, *port = NULL;
@@ -342,7 +342,7 @@ is_word(PyObject *object, PyObject *word)
     return object == word || (PyUnicode_Check(object) && PyUnicode_Compare(object, word) == 0);
 }
 
-static bool
+static TGPY_HOT bool
 read_given(tgpy_request *request, PyObject *route, PyObject *user)
 {
     if (route && route != Py_None &&
@@ -352,7 +352,7 @@ read_given(tgpy_request *request, PyObject *route, PyObject *user)
            (hold(request, Py_NewRef(user)) && tgpy_request_str(request, user, "user", &request->request.user));
 }
 
-static bool
+static TGPY_HOT bool
 read_target(const tgpy_state *state, tgpy_request *request, PyObject *dict)
 {
     tg_request *to = &request->request;
@@ -437,7 +437,7 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
     return !PyErr_Occurred() && read_rest(state, request, dict, headers, 0);
 }
 
-bool
+TGPY_HOT bool
 tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
                            unsigned later)
 {

@@ -199,7 +199,7 @@ is_common(const tg_answer *answer)
 }
 
 /* As merge(), of a judgement that lets through and headers in a list. NULL without an exception: take the long way. */
-static PyObject *
+static TGPY_HOT PyObject *
 merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgement)
 {
     const Py_ssize_t count = Py_SIZE(headers);
@@ -324,7 +324,7 @@ send_message(sender *self, PyObject *message)
     return sent;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 sender_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
 {
     if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
@@ -340,7 +340,7 @@ sender_call(PyObject *object, PyObject *args, PyObject *kwargs)
     return tgpy_call_with_tuple(object, sender_called, args, kwargs);
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send, PyObject *scope)
 {
     sender *self = PyObject_GC_New(sender, state->sender_type);
@@ -381,7 +381,7 @@ sender_clear(PyObject *object)
     return 0;
 }
 
-static void
+static TGPY_HOT void
 sender_dealloc(PyObject *object)
 {
     sender *self = (sender *)object;
