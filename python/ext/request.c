@@ -95,6 +95,20 @@ tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_t
     return tgpy_text(object, text, &made) && (!made || hold(request, made));
 }
 
+/* Most of what a request tells is plain ASCII, whose bytes a str lends at once. */
+static inline bool
+read_ascii(PyObject *object, tg_text *text)
+{
+    Py_ssize_t length = 0;
+    if (!PyUnicode_CheckExact(object))
+        return false;
+    text->data = PyUnicode_AsUTF8AndSize(object, &length);
+    text->length = (size_t)length;
+    if (!text->data)
+        PyErr_Clear();
+    return text->data != NULL;
+}
+
 /* A WSGI str carries bytes, one a character (PEP 3333). */
 static bool
 read_native(tgpy_request *request, PyObject *object, const char *what, tg_text *text)
@@ -239,7 +253,8 @@ read_client(tgpy_request *request, PyObject *client)
     if (!PyUnicode_Check(host))
         return wrong_type("scope[\"client\"][0]", "str", host);
     tg_text text;
-    if (!hold(request, Py_NewRef(host)) || !tgpy_request_str(request, host, "scope[\"client\"][0]", &text))
+    if (!hold(request, Py_NewRef(host)) ||
+        (!read_ascii(host, &text) && !tgpy_request_str(request, host, "scope[\"client\"][0]", &text)))
         return false;
     request->request.peer = peer_of(text);
     /* No connection comes from port 0. uvicorn writes it where it has put the client of X-Forwarded-For in the peer's
@@ -397,7 +412,7 @@ read_rest(tgpy_state *state, tgpy_request *request, PyObject *dict, PyObject *he
 {
     tg_request *to = &request->request;
     PyObject *found = lookup(state, request, dict, NAME_method);
-    if (found && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
+    if (found && !read_ascii(found, &to->method) && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
         return false;
     if (!found)
         to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
@@ -438,11 +453,12 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
 }
 
 TGPY_HOT bool
-tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, tg_text route, bool user,
                            unsigned later)
 {
     request_init(request);
-    if (!hold(request, Py_NewRef(scope)) || !read_given(request, route, NULL))
+    request->request.route = route;
+    if (!hold(request, Py_NewRef(scope)))
         return false;
     PyObject *found = user ? lookup(state, request, scope, NAME_user) : NULL;
     if (found && !read_scope_user(state, request, found))
