@@ -10,10 +10,6 @@
 
 typedef unsigned __int128 tg_u128;
 
-/* What every request runs through stands together in the program. Each of these functions runs once a request, so what they
- * cost is the pages and lines of code that have to be brought. */
-#define TG__HOT __attribute__((hot))
-
 /* ---- errors */
 
 /* Fills `error` (may be NULL) and returns `status`, so that a failing line reads `return tg__error(...)`. */

@@ -53,7 +53,7 @@ tg__notice(const char *code, const char *format, ...)
     pthread_mutex_unlock(&lock);
 }
 
-TG__HOT bool
+bool
 tg_notice_pending(void)
 {
     return atomic_load_explicit(&waiting, memory_order_relaxed) != 0;

@@ -769,7 +769,7 @@ tg__gate_unpin(tg_gate *gate, size_t pinned)
     unpin(gate, pinned);
 }
 
-TG__HOT tg_status
+tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
               size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {
@@ -883,7 +883,7 @@ tg_gate_client(tg_gate *gate)
     return gate->first_client;
 }
 
-TG__HOT uint64_t
+uint64_t
 tg_gate_generation(const tg_gate *gate)
 {
     return atomic_load(&gate->generation);

@@ -112,7 +112,7 @@ is_looked_at(void)
     return number < LOOKED_AT_FIRST || number % LOOKED_AT_EACH == 0;
 }
 
-TG__HOT tg_status
+tg_status
 tg__request_read_now(const tg_request *request, unsigned needed, tg_error *error)
 {
     if (tg__text_is(request->method, "OPTIONS") || is_looked_at()) /* by its headers a preflight is known */

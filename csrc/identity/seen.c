@@ -19,7 +19,7 @@ mixed(const tg_address *address)
     return (halves[0] * UINT64_C(0x9e3779b97f4a7c15) ^ halves[1]) | 1;
 }
 
-TG__HOT void
+void
 tg__client_see(const tg_address *address)
 {
     const uint64_t self = mixed(address);

@@ -172,14 +172,8 @@ judge_routed(hit *self, PyObject *scope, PyObject *judgements, tg_text route)
 }
 
 static TGPY_HOT PyObject *
-hit_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
+charge(hit *self, PyObject *scope)
 {
-    hit *self = (hit *)object;
-    if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
-        PyErr_SetString(PyExc_TypeError, "expected one argument, the scope");
-        return NULL;
-    }
-    PyObject *scope = args[0];
     if (!PyDict_Check(scope))
         Py_RETURN_NONE;
     PyObject *judgements = from_scope(self->state, scope, NAME_tidegate);
@@ -198,6 +192,24 @@ hit_called(PyObject *object, PyObject *const *args, size_t count, PyObject *name
     Py_XDECREF(route);
     Py_DECREF(judgements);
     return result;
+}
+
+TGPY_HOT PyObject *
+tgpy_hit_scope(const tgpy_state *state, PyObject *object, PyObject *scope)
+{
+    return Py_TYPE(object) == state->hit_type ? charge((hit *)object, scope)
+                                              : PyObject_CallFunctionObjArgs(object, scope, NULL);
+}
+
+static PyObject *
+hit_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
+{
+    hit *self = (hit *)object;
+    if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "expected one argument, the scope");
+        return NULL;
+    }
+    return charge(self, args[0]);
 }
 
 static PyObject *

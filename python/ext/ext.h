@@ -15,7 +15,7 @@
 /* What raises is put out of the way: a request runs through each line of code once, and each has to be fetched. */
 #if defined(__GNUC__)
 #define TGPY_COLD __attribute__((cold))
-#define TGPY_HOT __attribute__((hot)) /* as TG__HOT of the core: what every request runs through stands together */
+#define TGPY_HOT __attribute__((hot)) /* what every request runs through stands together in the program */
 #else
 #define TGPY_COLD
 #define TGPY_HOT
@@ -45,6 +45,7 @@ PyObject *tgpy_call_with_tuple(PyObject *callable, tgpy_called *called, PyObject
 #define TGPY_NAMES(X)                                                                                                  \
     X(cost) X(dims) X(route) X(user) X(prior) X(plan) X(body) X(reads_body) X(keys) X(tidegate_settle)                                            \
     X(tidegate) X(router) X(_tidegate_ready) X(fastapi) X(effective_route_context) X(original_route) X(starlette_route) \
+    X(conn) X(response) X(scope) X(_called) X(_otherwise)                                                              \
     X(type) X(http) X(websocket) X(method) X(path) X(raw_path) X(query_string) X(headers) X(client)                    \
     X(is_authenticated) X(identity) X(display_name)                                                                    \
     X(REQUEST_METHOD) X(RAW_URI) X(REQUEST_URI) X(SCRIPT_NAME) X(PATH_INFO) X(REMOTE_ADDR) X(REMOTE_USER)              \
@@ -79,7 +80,7 @@ typedef struct tgpy_loop tgpy_loop; /* async.c: the client of one event loop and
 
 typedef struct tgpy_state {
     PyTypeObject *clock_type, *rule_result_type, *decision_type, *limiter_type, *judgement_type, *gate_type, *ready_type;
-    PyTypeObject *answers_type, *sender_type, *hit_type, *loop_type, *watcher_type, *hold_type;
+    PyTypeObject *answers_type, *sender_type, *hit_type, *dependency_type, *loop_type, *watcher_type, *hold_type;
     PyObject *error, *rule_error, *config_error, *store_error, *identity_error;
     PyObject *names[TGPY_NAME_COUNT];
     /* Names of answer fields as bytes objects, lower-case; filled as they are met. */
@@ -269,7 +270,8 @@ void tgpy_judgement_settled(tgpy_judgement *self, const tg_judgement *judgement)
 /* ---- one file per type ---- */
 
 extern PyType_Spec tgpy_clock_spec, tgpy_rule_result_spec, tgpy_decision_spec, tgpy_limiter_spec, tgpy_judgement_spec,
-    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_sender_spec, tgpy_hit_spec, tgpy_loop_spec, tgpy_watcher_spec, tgpy_hold_spec;
+    tgpy_gate_spec, tgpy_ready_spec, tgpy_answers_spec, tgpy_sender_spec, tgpy_hit_spec, tgpy_dependency_spec, tgpy_loop_spec,
+    tgpy_watcher_spec, tgpy_hold_spec;
 
 /* Copies what is used. `owner` may be NULL. */
 PyObject *tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision);
@@ -400,6 +402,8 @@ PyObject *tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send
 
 /* ---- asgi.c ---- */
 
+/* Calls what asgi_hit() has made, or another callable. */
+PyObject *tgpy_hit_scope(const tgpy_state *state, PyObject *hit, PyObject *scope);
 PyObject *tgpy_asgi_hit(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tgpy_asgi_enter(PyObject *module, PyObject *const *args, Py_ssize_t count);
 /* A template that a router's table has given holds until the next table is made, of whatever router. */

@@ -42,6 +42,7 @@ module_exec(PyObject *module)
         add_type(module, &state->loop_type, &tgpy_loop_spec, false) != 0 ||
         add_type(module, &state->watcher_type, &tgpy_watcher_spec, false) != 0 ||
         add_type(module, &state->answers_type, &tgpy_answers_spec, true) != 0 ||
+        add_type(module, &state->dependency_type, &tgpy_dependency_spec, true) != 0 ||
         add_type(module, &state->hit_type, &tgpy_hit_spec, false) != 0 ||
         add_type(module, &state->sender_type, &tgpy_sender_spec, false) != 0 ||
         add_type(module, &state->hold_type, &tgpy_hold_spec, true) != 0)
@@ -52,7 +53,8 @@ module_exec(PyObject *module)
 /* Everything the state holds, for the three functions below. */
 #define EACH_OBJECT(X)                                                                                                 \
     X(clock_type) X(rule_result_type) X(decision_type) X(limiter_type) X(judgement_type) X(gate_type) X(ready_type)    \
-    X(answers_type) X(sender_type) X(hit_type) X(hold_type) X(loop_type) X(watcher_type) X(get_running_loop) X(default_clock)                     \
+    X(answers_type) X(sender_type) X(hit_type) X(dependency_type) X(hold_type) X(loop_type) X(watcher_type)                      \
+    X(get_running_loop) X(default_clock)                                                                               \
     X(fields) X(opening) X(body) X(error) X(rule_error) X(config_error) X(store_error) X(identity_error)
 
 static int

@@ -4,6 +4,8 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, TypeAlias, final
 
+from typing_extensions import disjoint_base
+
 from tidegate._reservation import Reservation as _Reservation
 
 # Any content, also none; a str counts as its UTF-8.
@@ -329,6 +331,12 @@ class Answers:
     @property
     def app(self) -> Callable[[Any, Any, Any], Awaitable[None]]: ...
     def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]: ...
+
+@disjoint_base
+class Dependency:
+    _hit: Callable[[Any], Any]
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    def __call__(self, conn: Any, response: Any, **told: Any) -> Awaitable[Decision]: ...
 
 def asgi_hit(
     limiter: Limiter, cost: int, by_route: bool, by_user: bool = True, /

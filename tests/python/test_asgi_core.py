@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tidegate import Decision, Gate, Judgement, Limiter, ManualClock
-from tidegate._core import Answers, asgi_enter, asgi_hit, asgi_send
+from tidegate._core import Answers, Dependency, asgi_enter, asgi_hit, asgi_send
 from tidegate._request_state import BareState
 from tidegate._routes import RouteTable
 
@@ -317,3 +317,95 @@ def test_a_hundred_thousand_requests_leave_nothing_behind(gate: Callable[[str], 
         once()
     assert all(abs(now - then) < 50 for now, then in zip(counts(), before, strict=True))
     assert sys.getallocatedblocks() - blocks < 200
+
+
+# ---- Dependency ----
+
+
+class Conn:
+    def __init__(self, scope: Any) -> None:
+        self.scope = scope
+
+
+class Told(Dependency):
+    """As RateLimit is derived; keeps what it was told."""
+
+    async def _called(self, *args: Any, **kwargs: Any) -> Any:
+        return ("called", args, kwargs)
+
+    async def _otherwise(self, conn: Any, response: Any, told: dict[str, Any], got: Any) -> Any:
+        return ("otherwise", conn, response, told, got)
+
+
+async def awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def test_what_is_let_through_is_the_decision_at_once(limiter: Limiter) -> None:
+    one, scope = Told(), routed(Route())
+    one._hit = asgi_hit(limiter, 1, True)
+    done = one(conn=Conn(scope), response=None)
+    assert len(scope["tidegate"]) == 1, "charged by the call"
+    assert asyncio.run(awaited(done)).remaining == 1
+
+
+def test_whatever_else_a_hit_gives_goes_on_in_python_with_all_that_was_told() -> None:
+    one, conn = Told(), Conn({})
+    told = {"conn": conn, "response": 1, "user": "u", "cost": 3}
+    for got in (None, "a judgement"):
+        one._hit = lambda scope, got=got: got
+        assert asyncio.run(awaited(one(**told))) == ("otherwise", conn, 1, {"user": "u", "cost": 3}, got)
+    assert told == {"conn": conn, "response": 1, "user": "u", "cost": 3}, "the caller's own words stay"
+
+
+@pytest.mark.parametrize("args, kwargs", [((1, 2), {}), ((1,), {"conn": 1, "response": 2}), ((), {"conn": 1}), ((), {})])
+def test_a_call_that_is_not_fastapis_is_left_to_python(args: Any, kwargs: Any) -> None:
+    one = Told()
+    one._hit = lambda scope: pytest.fail("asked")
+    assert asyncio.run(awaited(one(*args, **kwargs))) == ("called", args, kwargs)
+    unsaid = Told()
+    assert asyncio.run(awaited(unsaid(conn=1, response=2))) == ("called", (), {"conn": 1, "response": 2})
+
+
+def test_what_a_hit_or_a_connection_raises_is_raised_and_leaves_nothing() -> None:
+    def hit(scope: Any) -> Any:
+        one._hit = lambda scope: None  # while it is being called
+        raise LookupError("hit")
+
+    one = Told()
+    one._hit = hit
+    with pytest.raises(LookupError, match="hit"):
+        one(conn=Conn({}), response=None)
+    with pytest.raises(AttributeError, match="scope"):
+        one(conn=object(), response=None)
+    for wrong in (None, 5):
+        with pytest.raises(TypeError, match="_hit must be a callable"):
+            one._hit = wrong  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="_hit must be a callable"):
+        del one._hit
+
+
+def test_a_dependency_that_leads_back_to_itself_is_collected() -> None:
+    one = Told()
+    one._hit = functools.partial(lambda self, scope: None, one)
+    alive = weakref.ref(one)
+    del one
+    gc.collect()
+    assert alive() is None
+
+
+def test_calls_let_go_of_all_they_made(limiter: Limiter) -> None:
+    free = Limiter("1000000/second", by="ip", store=f"memory://{uuid.uuid4().hex}")
+    one, scope = Told(), http(tidegate=[])
+    conn, response, hit = Conn(scope), object(), asgi_hit(free, 1, False)
+    one._hit = hit
+
+    def ask() -> None:
+        for _ in range(2000):
+            assert list(one(conn=conn, response=response).__await__()) == [], "awaited, and never waited"
+            scope["tidegate"].clear()
+
+    ask()
+    before = [sys.getrefcount(each) for each in (conn, response, scope, hit, one)]
+    ask()
+    assert [sys.getrefcount(each) for each in (conn, response, scope, hit, one)] == before
