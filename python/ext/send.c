@@ -12,10 +12,15 @@
 /* Whose fields the client sees: of the last that refuses, else the tightest's, by the smallest remaining, then the longest
  * reset; of equals the first.
  * Borrowed; NULL where the list is empty, or with an exception set. */
-static tgpy_judgement *
+static inline tgpy_judgement *
 shown_of(const tgpy_state *state, PyObject *judgements)
 {
     tgpy_judgement *shown = NULL;
+    if (PyList_CheckExact(judgements) && Py_SIZE(judgements) == 1) { /* there is nothing to choose from */
+        PyObject *only = PyList_GetItem(judgements, 0);
+        if (Py_TYPE(only) == state->judgement_type)
+            return (tgpy_judgement *)only;
+    }
     const Py_ssize_t count = PyList_Check(judgements) ? Py_SIZE(judgements) : 0;
     bool telling = false, refused = false;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -116,25 +121,29 @@ is_last(const tgpy_pair *last, const tg_field *field)
            memcmp(last->value, field->value.data, field->value.length) == 0;
 }
 
+static TGPY_COLD bool
+set_name(tgpy_pair *last, tg_text name)
+{
+    char lower[64];
+    const size_t length = name.length < sizeof lower ? name.length : sizeof lower;
+    for (size_t i = 0; i < length; i++)
+        lower[i] = (char)(name.data[i] >= 'A' && name.data[i] <= 'Z' ? name.data[i] + ('a' - 'A') : name.data[i]);
+    PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
+    if (!made)
+        return false;
+    Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
+    last->lower = made;
+    last->name = name.data;
+    return true;
+}
+
 /* Puts (name, value) in its place of the list. */
 static bool
 put_pair(tgpy_state *state, size_t at, const tg_field *field)
 {
     tgpy_pair *last = &state->pairs[at];
-    if (last->name != field->name.data) {
-        char lower[64];
-        const size_t length = field->name.length < sizeof lower ? field->name.length : sizeof lower;
-        for (size_t i = 0; i < length; i++) {
-            const char byte = field->name.data[i];
-            lower[i] = (char)(byte >= 'A' && byte <= 'Z' ? byte + ('a' - 'A') : byte);
-        }
-        PyObject *made = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
-        if (!made)
-            return false;
-        Py_XDECREF(last->lower); /* bytes: letting go of them runs no code */
-        last->lower = made;
-        last->name = field->name.data;
-    }
+    if (last->name != field->name.data && !set_name(last, field->name))
+        return false;
     PyObject *value = PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length);
     PyObject *pair = value ? PyTuple_New(2) : NULL;
     if (!pair) {
@@ -190,7 +199,7 @@ is_common(const tg_answer *answer)
 }
 
 /* As merge(), of a judgement that lets through and headers in a list. NULL without an exception: take the long way. */
-static PyObject *
+static TGPY_HOT PyObject *
 merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgement)
 {
     const Py_ssize_t count = Py_SIZE(headers);
@@ -315,7 +324,7 @@ send_message(sender *self, PyObject *message)
     return sent;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 sender_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
 {
     if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
@@ -331,7 +340,7 @@ sender_call(PyObject *object, PyObject *args, PyObject *kwargs)
     return tgpy_call_with_tuple(object, sender_called, args, kwargs);
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send, PyObject *scope)
 {
     sender *self = PyObject_GC_New(sender, state->sender_type);
@@ -372,7 +381,7 @@ sender_clear(PyObject *object)
     return 0;
 }
 
-static void
+static TGPY_HOT void
 sender_dealloc(PyObject *object)
 {
     sender *self = (sender *)object;
