@@ -108,7 +108,7 @@ decide_wide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_
     };
 }
 
-void
+TG_EACH_REQUEST void
 tg__bucket_decide(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                   tg_verdict *verdict)
 {

@@ -5,7 +5,7 @@
 /* The answer of `deny`, and of a log rule that was handed here by mistake: refusing is the safe one of the two. */
 static const tg_verdict denied = { .allowed = false, .retry_after_us = TG_NEVER };
 
-void
+TG_EACH_REQUEST void
 tg__decide_into(const tg_rule *rule, const tg_state *state, uint64_t now_us, uint64_t cost, tg_state *next,
                 tg_verdict *verdict)
 {

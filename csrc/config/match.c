@@ -174,7 +174,7 @@ meets_segments(const tg_pattern *pattern, tg_text text)
 
 /* First and last piece stand at the ends; each piece between them is taken where it is found first. That never has to
  * be taken back, so the time is linear whatever pattern and path are. */
-bool
+TG_EACH_REQUEST bool
 tg__pattern_meets(const tg_pattern *pattern, tg_text text)
 {
     if (pattern->segments)
@@ -216,7 +216,7 @@ typedef struct subject {
 /* Each kind of criterion apart: what is passed through for a policy is what it asks for, and no more. */
 #define OUT_OF_LINE __attribute__((noinline))
 
-static OUT_OF_LINE bool
+TG_EACH_REQUEST static OUT_OF_LINE bool
 meets_path(const tg_match *match, subject *of)
 {
     if (!of->has_path) {
@@ -310,7 +310,7 @@ meets(const tg_match *match, subject *of)
 }
 
 /* The policies of one reading of the path, in the file's order. */
-static size_t
+TG_EACH_REQUEST static size_t
 find(const tg_config *config, subject *of, size_t found[TG_LIMITERS_MAX])
 {
     size_t count = 0;
@@ -344,7 +344,7 @@ merge(size_t found[TG_LIMITERS_MAX], size_t count, const size_t *more, size_t mo
     return count;
 }
 
-size_t
+TG_EACH_REQUEST size_t
 tg__config_match(const tg_config *config, const tg_request *request, size_t found[TG_LIMITERS_MAX])
 {
     subject of; /* not cleared: a site without paths in its rules never writes the path's 4 KiB */

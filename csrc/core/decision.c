@@ -16,7 +16,7 @@ reported_before(const tg_result *a, const tg_result *b)
     return a->reset_after_us > b->reset_after_us;
 }
 
-void
+TG_EACH_REQUEST void
 tg__decision_report(tg_decision *decision)
 {
     assert(decision->result_count > 0);

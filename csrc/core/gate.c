@@ -769,7 +769,7 @@ tg__gate_unpin(tg_gate *gate, size_t pinned)
     unpin(gate, pinned);
 }
 
-tg_status
+TG_EACH_REQUEST tg_status
 tg_gate_judge(tg_gate *gate, const tg_request *request, uint64_t cost, const tg_decision *const *prior,
               size_t prior_count, tg_judgement *judgement, tg_answer *answer, tg_error *error)
 {

@@ -480,7 +480,7 @@ log_decisions(const court *of, size_t count)
     }
 }
 
-tg_status
+TG_EACH_REQUEST tg_status
 tg__snapshot_judge(const tg_snapshot *now, tg_store *store, const tg_matter *matter, tg_judgement *judgement,
                    tg_answer *answer, tg_error *error)
 {

@@ -785,7 +785,7 @@ conclude_unidentified(const tg_limiter *limiter, tg_judgement *judgement)
     judgement->decision.result_count = 0;
 }
 
-static __attribute__((noinline)) tg_status
+TG_EACH_REQUEST static __attribute__((noinline)) tg_status
 plan_request(tg_bench *bench, const tg_matter *matter, tg_target_list *plan, tg_judgement *judgement, tg_error *error)
 {
     for (size_t i = 0; i < bench->count; i++) {
@@ -842,7 +842,7 @@ tg_limiter_conclude(const tg_limiter *limiter, tg_judgement *judgement)
     conclude(limiter, judgement);
 }
 
-tg_status
+TG_EACH_REQUEST tg_status
 tg__bench_judge(tg_bench *bench, const tg_matter *matter, tg_judgement *judgement, tg_error *error)
 {
     const tg_request *const request = matter->request;
@@ -907,7 +907,7 @@ tg__limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_m
     return judge_alike(limiters, limiter_count, matter, judgement, error);
 }
 
-tg_status
+TG_EACH_REQUEST tg_status
 tg_limiters_judge(tg_limiter *const *limiters, size_t limiter_count, const tg_request *request, uint64_t cost,
                   const tg_decision *const *prior, size_t prior_count, tg_judgement *judgement, tg_error *error)
 {

@@ -33,7 +33,7 @@ tg__metrics_one(const tg_limiter *limiter, tg_metric metric)
         tg__metric_add(line, metric);
 }
 
-void
+TG_EACH_REQUEST void
 tg__metrics_judged(const tg_bench *bench, const tg_judgement *judgement)
 {
     static const uint8_t metrics[TG_OUTCOMES] = {

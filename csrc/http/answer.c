@@ -86,7 +86,7 @@ add(tg_answer *answer, tg_text name, tg_text value)
 }
 
 /* Each at the end of a place where any number would do, so that it is written where it stays. */
-static void
+TG_EACH_REQUEST static void
 add_number(writer *out, tg_text name, uint64_t number)
 {
     if (DIGITS_MAX > TG_ANSWER_BYTES_MAX - out->used)
@@ -433,7 +433,7 @@ add_refusal(writer *out, const tg_judgement *judgement, const tg_style *style, c
     answer->body = write_body(out, judgement, style, facts, waits, wait);
 }
 
-void
+TG_EACH_REQUEST void
 tg__answer_make(const tg_judgement *judgement, const tg_style *style, const tg_style_facts *facts, tg_answer *answer)
 {
     const tg_decision *decision = &judgement->decision;
@@ -461,7 +461,7 @@ tg__answer_make(const tg_judgement *judgement, const tg_style *style, const tg_s
     answer->storage_used = out.used;
 }
 
-void
+TG_EACH_REQUEST void
 tg_answer_make(const tg_judgement *judgement, tg_answer *answer)
 {
     tg__answer_make(judgement, &tg__style_default, NULL, answer);

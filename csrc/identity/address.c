@@ -9,7 +9,7 @@ static const uint8_t MAPPED[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
 static const uint8_t NAT64[12] = { 0, 0x64, 0xff, 0x9b };
 
 /* Four decimal parts and nothing beside them. Behind a 0 no digit stands, so each has one spelling. */
-static bool
+TG_EACH_REQUEST static bool
 parse_ipv4(const char *p, const char *end, uint8_t bytes[4])
 {
     for (int i = 0;; i++) {
@@ -90,7 +90,7 @@ unmap(tg_address *address)
     }
 }
 
-bool
+TG_EACH_REQUEST bool
 tg__address_parse_quad(tg_text text, tg_address *address)
 {
     if (text.length > 15) /* also: a file's worth of digits is not read through */

@@ -557,7 +557,7 @@ join_plain(const tg_by *by, const tg_client *client, const tg_request *request, 
     return false;
 }
 
-tg_status
+TG_EACH_REQUEST tg_status
 tg__by_of_request(const tg_by *by, const tg_client *client, const tg_request *request, tg_identity *identity,
                   char missing[TG_NAME_BYTES_MAX + 1], tg_error *error)
 {

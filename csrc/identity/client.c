@@ -401,7 +401,7 @@ tg__client_user(const tg_client *client, const tg_request *request, tg_text *use
 }
 
 /* `text` is in `room`, or the request's own. */
-static inline tg_status
+TG_EACH_REQUEST static inline tg_status
 resolve(const tg_client *client, const tg_request *request, char room[TG_ADDRESS_TEXT_MAX], tg_text *text,
         tg_error *error)
 {
@@ -419,7 +419,7 @@ resolve(const tg_client *client, const tg_request *request, char room[TG_ADDRESS
     return TG_OK;
 }
 
-bool
+TG_EACH_REQUEST bool
 tg__client_text(const tg_client *client, const tg_request *request, char room[TG_ADDRESS_TEXT_MAX], tg_text *text)
 {
     return resolve(client, request, room, text, NULL) == TG_OK;

@@ -164,7 +164,7 @@ plain_length(tg_text raw)
     return p[-1] == '/' || (p == end && raw.length > ROOM) ? 0 : (size_t)(p - raw.data);
 }
 
-size_t
+TG_EACH_REQUEST size_t
 tg__path_spell(tg_text raw, bool resolve, char spelt[TG_PATH_BYTES_MAX], bool *differs)
 {
     const size_t plain = plain_length(raw);
@@ -201,7 +201,7 @@ tg__host_normalise(tg_text raw, char normal[TG_HOST_BYTES_MAX])
     return host.length;
 }
 
-size_t
+TG_EACH_REQUEST size_t
 tg__method_normalise(tg_text raw, char normal[TG_METHOD_BYTES_MAX])
 {
     if (raw.length == 0 || raw.length > TG_METHOD_BYTES_MAX)

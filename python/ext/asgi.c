@@ -18,7 +18,7 @@ from_scope(const tgpy_state *state, PyObject *scope, tgpy_name name)
 }
 
 /* http or websocket: what is judged. */
-static bool
+static TGPY_HOT bool
 is_request(const tgpy_state *state, PyObject *scope)
 {
     PyObject *type = from_scope(state, scope, NAME_type);
@@ -74,6 +74,7 @@ enum { MET_ROUTES = 8 }; /* a limit of a router or an application stands before 
 /* The template of a route below a router: what the router's table has said. */
 typedef struct met_route {
     PyObject *router, *key, *template;
+    tg_text text; /* of the template */
 } met_route;
 
 typedef struct hit {
@@ -92,7 +93,7 @@ forget_routes(hit *self)
 {
     for (size_t i = 0; i < MET_ROUTES; i++) {
         const met_route old = self->met[i];
-        self->met[i] = (met_route){ NULL, NULL, NULL };
+        self->met[i] = (met_route){ .key = NULL };
         Py_XDECREF(old.router);
         Py_XDECREF(old.key);
         Py_XDECREF(old.template);
@@ -118,13 +119,18 @@ look_up_template(const tgpy_state *state, PyObject *router, PyObject *key)
 
 /* Remembers the template, if the router's table has it. */
 static PyObject *
-meet_route(hit *self, met_route *met, PyObject *router, PyObject *key)
+meet_route(hit *self, met_route *met, PyObject *router, PyObject *key, tg_text *text)
 {
     const tgpy_state *state = self->state;
-    PyObject *template = look_up_template(state, router, key);
-    if (template && self->routes == state->routes) { /* looking it up may have run code that made another table */
+    PyObject *template = look_up_template(state, router, key), *made = NULL;
+    if (!template || !PyUnicode_Check(template) || !tgpy_text(template, text, &made) || made) {
+        Py_XDECREF(template); /* with a lone surrogate in it: Python knows what to do */
+        Py_XDECREF(made);
+        return NULL;
+    }
+    if (self->routes == state->routes) { /* looking it up may have run code that made another table */
         const met_route old = *met;
-        *met = (met_route){ Py_NewRef(router), Py_NewRef(key), Py_NewRef(template) };
+        *met = (met_route){ Py_NewRef(router), Py_NewRef(key), Py_NewRef(template), *text };
         Py_XDECREF(old.router);
         Py_XDECREF(old.key);
         Py_XDECREF(old.template);
@@ -132,10 +138,10 @@ meet_route(hit *self, met_route *met, PyObject *router, PyObject *key)
     return template;
 }
 
-/* A new reference; NULL: to be found by Python, or with an exception set. What is found on the way is held: a lookup or an
- * attribute may run code that changes the scope. */
+/* The template and its text. A new reference; NULL: to be found by Python, or with an exception set. What is found on the
+ * way is held: a lookup or an attribute may run code that changes the scope. */
 static PyObject *
-template_of(hit *self, PyObject *scope)
+template_of(hit *self, PyObject *scope, tg_text *text)
 {
     const tgpy_state *state = self->state;
     PyObject *router = Py_XNewRef(from_scope(state, scope, NAME_router));
@@ -146,7 +152,12 @@ template_of(hit *self, PyObject *scope)
             self->routes = state->routes;
         }
         met_route *met = &self->met[((uintptr_t)key >> 6) % MET_ROUTES];
-        template = met->key == key && met->router == router ? Py_NewRef(met->template) : meet_route(self, met, router, key);
+        if (met->key == key && met->router == router) {
+            *text = met->text;
+            template = Py_NewRef(met->template);
+        } else {
+            template = meet_route(self, met, router, key, text);
+        }
         Py_DECREF(key);
     }
     Py_XDECREF(router);
@@ -155,8 +166,8 @@ template_of(hit *self, PyObject *scope)
 
 /* Gives the Decision of a request that is let through; the Judgement of one that is not; None where Python has to see to
  * it. */
-static PyObject *
-judge_routed(hit *self, PyObject *scope, PyObject *judgements, PyObject *route)
+static TGPY_HOT PyObject *
+judge_routed(hit *self, PyObject *scope, PyObject *judgements, tg_text route)
 {
     tgpy_request request;
     PyObject *result = NULL;
@@ -177,7 +188,7 @@ judge_routed(hit *self, PyObject *scope, PyObject *judgements, PyObject *route)
     return result;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 charge(hit *self, PyObject *scope)
 {
     if (!PyDict_Check(scope))
@@ -189,9 +200,10 @@ charge(hit *self, PyObject *scope)
         Py_RETURN_NONE;
     }
     Py_INCREF(judgements); /* reading the scope may run code that changes it */
-    PyObject *route = self->by_route ? template_of(self, scope) : NULL, *result = NULL;
+    tg_text text = { NULL, 0 };
+    PyObject *route = self->by_route ? template_of(self, scope, &text) : NULL, *result = NULL;
     if (route || !self->by_route)
-        result = judge_routed(self, scope, judgements, route);
+        result = judge_routed(self, scope, judgements, text);
     else if (!PyErr_Occurred())
         result = Py_NewRef(Py_None);
     Py_XDECREF(route);
@@ -199,7 +211,7 @@ charge(hit *self, PyObject *scope)
     return result;
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_hit_scope(const tgpy_state *state, PyObject *object, PyObject *scope)
 {
     return Py_TYPE(object) == state->hit_type ? charge((hit *)object, scope)
@@ -333,7 +345,7 @@ tgpy_routes_changed(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* `self` is (gate, whether somebody tells the user, module). Gives the `send` for a request that is let through; the
  * Judgement of one that is not, or not yet; None where Python has to see to it. */
-static PyObject *
+static TGPY_HOT PyObject *
 enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     tgpy_state *state = PyModule_GetState(PyTuple_GetItem(self, 2));
@@ -373,7 +385,7 @@ enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
     PyObject *judgement = NULL;
     if (send) {
         /* A rules file always looks at the path. */
-        if (tgpy_request_of_scope_late(state, &request, scope, NULL, true, TG_READ_HEADERS))
+        if (tgpy_request_of_scope_late(state, &request, scope, (tg_text){ NULL, 0 }, true, TG_READ_HEADERS))
             judgement = tgpy_judge_late(state, (PyObject *)gate, &request, judgements, 1);
         tgpy_request_fini(&request);
     }
@@ -415,7 +427,7 @@ typedef struct answers {
     PyObject *app; /* as a middleware keeps it: others look along the chain */
 } answers;
 
-static PyObject *
+static TGPY_HOT PyObject *
 call_around(const answers *self, PyObject *scope, PyObject *receive, PyObject *send)
 {
     tgpy_state *state = self->state;
@@ -444,7 +456,7 @@ answers_call(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 /* As every server and framework calls an application. */
-static PyObject *
+static TGPY_HOT PyObject *
 answers_called(PyObject *self, PyObject *const *args, size_t count, PyObject *names)
 {
     if (tgpy_count(count) == 3 && (!names || PyTuple_Size(names) == 0))

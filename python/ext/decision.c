@@ -17,19 +17,12 @@ of(PyObject *self)
 
 /* ---- making and freeing ---- */
 
-/* The free list needs the interpreter lock; without one (a free-threaded build) each block comes from the allocator. */
-#ifdef Py_GIL_DISABLED
-#define KEEP_BLOCKS 0
-#else
-#define KEEP_BLOCKS 1
-#endif
-
 static inline tgpy_decision *
 decision_allocate(tgpy_state *state, size_t tail_bytes)
 {
     const bool common = HEAD_BYTES + tail_bytes <= TGPY_FREE_BLOCK_BYTES;
     void *block;
-    if (KEEP_BLOCKS && common && state->free_count > 0)
+    if (TGPY_KEEP_BLOCKS && common && state->free_count > 0)
         block = state->free_blocks[--state->free_count];
     else
         block = PyObject_Malloc(common ? TGPY_FREE_BLOCK_BYTES : HEAD_BYTES + tail_bytes);
@@ -40,7 +33,7 @@ decision_allocate(tgpy_state *state, size_t tail_bytes)
     return (tgpy_decision *)PyObject_InitVar(block, state->decision_type, (Py_ssize_t)tail_bytes);
 }
 
-static void
+static TGPY_HOT void
 decision_dealloc(PyObject *object)
 {
     tgpy_decision *self = of(object);
@@ -48,7 +41,7 @@ decision_dealloc(PyObject *object)
     tgpy_state *state = self->state;
     PyObject *owner = self->owner;
     const bool common = HEAD_BYTES + (size_t)Py_SIZE(object) <= TGPY_FREE_BLOCK_BYTES;
-    if (KEEP_BLOCKS && common && state->free_count < TGPY_FREE_MAX)
+    if (TGPY_KEEP_BLOCKS && common && state->free_count < TGPY_FREE_MAX)
         state->free_blocks[state->free_count++] = self;
     else
         PyObject_Free(self);
@@ -69,7 +62,7 @@ identity_bytes(const tg_identity *identity)
     return sizeof identity->length + identity->length;
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_decision_new(tgpy_state *state, PyObject *owner, const tg_decision *decision)
 {
     const size_t results_bytes = decision->result_count * sizeof(tg_result);

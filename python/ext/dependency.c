@@ -70,7 +70,7 @@ told_of(const tgpy_state *state, PyObject *kwargs)
     return told;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 dependency_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     dependency *self = (dependency *)object;

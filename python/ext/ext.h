@@ -12,6 +12,19 @@
 
 #include "tidegate.h"
 
+/* What raises is put out of the way: a request runs through each line of code once, and each has to be fetched. */
+#if defined(__GNUC__)
+#define TGPY_COLD __attribute__((cold))
+#define TGPY_HOT __attribute__((hot)) /* what every request runs through stands together in the program */
+#else
+#define TGPY_COLD
+#define TGPY_HOT
+#endif
+PyAPI_FUNC(void) PyErr_SetString(PyObject *, const char *) TGPY_COLD;
+PyAPI_FUNC(PyObject *) PyErr_Format(PyObject *, const char *, ...) TGPY_COLD;
+PyAPI_FUNC(PyObject *) PyErr_NoMemory(void) TGPY_COLD;
+PyAPI_FUNC(void) PyErr_Clear(void) TGPY_COLD;
+
 /* Calls without a tuple of arguments (PEP 590): of the stable interface since 3.12, and the same before, where the headers do
  * not show it. */
 #ifndef Py_TPFLAGS_HAVE_VECTORCALL
@@ -81,6 +94,8 @@ typedef struct tgpy_state {
     bool outcomes;    /* somebody is told what is answered: see tgpy_tell_outcomes */
     void *free_blocks[TGPY_FREE_MAX];
     size_t free_count;
+    void *free_judgements[TGPY_FREE_MAX];
+    size_t free_judgement_count;
     PyObject *get_running_loop; /* asyncio's; NULL until somebody has imported that */
     tgpy_loop *loops;           /* the clients that are open */
     unsigned looks;             /* at whether their loops are closed */
@@ -181,13 +196,13 @@ tgpy_state_of_type(PyTypeObject *type)
 
 int tgpy_errors_init(PyObject *module, tgpy_state *state);
 /* Raises what `error` says and returns NULL. `rule_text` (may be NULL): where a caret is drawn. */
-PyObject *tgpy_raise(tgpy_state *state, const tg_error *error, PyObject *rule_text);
+PyObject *tgpy_raise(tgpy_state *state, const tg_error *error, PyObject *rule_text) TGPY_COLD;
 /* __reduce__ of what lives in one process only. */
 PyObject *tgpy_not_picklable(PyObject *self, PyObject *unused);
 
 /* Queued notices go to the logger "tidegate". Never raises, keeps an exception that is on its way. */
-void tgpy_log_notices_now(tgpy_state *state);
-void tgpy_log_warning(tgpy_state *state, const char *code, const char *message);
+void tgpy_log_notices_now(tgpy_state *state) TGPY_COLD;
+void tgpy_log_warning(tgpy_state *state, const char *code, const char *message) TGPY_COLD;
 static inline void
 tgpy_log_notices(tgpy_state *state)
 {
@@ -266,6 +281,13 @@ PyObject *tgpy_decision_unasked(tgpy_state *state, const tg_rule *rules, size_t 
 /* The way back, into `decision`: only what is used is written. */
 void tgpy_decision_restore(const tgpy_decision *self, tg_decision *decision);
 void tgpy_decision_drop_blocks(tgpy_state *state);
+void tgpy_judgement_drop_blocks(tgpy_state *state);
+/* Free lists need the interpreter lock; without one (a free-threaded build) each block comes from the allocator. */
+#ifdef Py_GIL_DISABLED
+#define TGPY_KEEP_BLOCKS 0
+#else
+#define TGPY_KEEP_BLOCKS 1
+#endif
 
 /* `answer` may be NULL: the one that tg_answer_make gives. */
 PyObject *tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer);
@@ -330,10 +352,10 @@ typedef struct tgpy_request {
 
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
-/* The same of a dict that is known to be a request, but for what stands in `later` (TG_READ_ bits): that is read when the
+/* The same of a dict that is known to be a request, with a route whose text outlives it (empty: none), but for what stands in `later` (TG_READ_ bits): that is read when the
  * judging asks for it. What may run Python code is read at once; scope["user"] where `user` says that it is wanted. For a
  * judging that does not let other threads run; one that fails because of what was read late has an exception set. */
-bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, tg_text route, bool user,
                                 unsigned later);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
 /* A str as UTF-8 for as long as the request; `what` names it where it is none. */

@@ -17,7 +17,7 @@ of(PyObject *self)
 
 /* A copy without the room that is not used. What points into the storage points into the copy's; names and other texts
  * are constants. */
-static tg_answer *
+static TGPY_HOT __attribute__((noinline)) tg_answer *
 copy_answer(const tg_answer *answer)
 {
     const size_t bytes = offsetof(tg_answer, storage) + answer->storage_used;
@@ -38,7 +38,23 @@ copy_answer(const tg_answer *answer)
     return copy;
 }
 
-PyObject *
+static inline tgpy_judgement *
+allocate(tgpy_state *state)
+{
+    void *block = TGPY_KEEP_BLOCKS && state->free_judgement_count > 0
+                      ? state->free_judgements[--state->free_judgement_count]
+                      : PyObject_Malloc(sizeof(tgpy_judgement));
+    return block ? (tgpy_judgement *)PyObject_Init(block, state->judgement_type) : (tgpy_judgement *)PyErr_NoMemory();
+}
+
+void
+tgpy_judgement_drop_blocks(tgpy_state *state)
+{
+    while (state->free_judgement_count > 0)
+        PyObject_Free(state->free_judgements[--state->free_judgement_count]);
+}
+
+TGPY_HOT PyObject *
 tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judgement, const tg_answer *answer)
 {
     tg_answer *kept = NULL;
@@ -51,7 +67,7 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     PyObject *decision = judgement->decision.result_count == 0 && !judgement->decision.degraded && judgement->status == 0
                              ? tgpy_decision_unasked(state, NULL, 0)
                              : tgpy_decision_new(state, owner, &judgement->decision);
-    tgpy_judgement *self = decision ? PyObject_New(tgpy_judgement, state->judgement_type) : NULL;
+    tgpy_judgement *self = decision ? allocate(state) : NULL;
     if (!self) {
         Py_XDECREF(decision);
         PyMem_Free(kept);
@@ -62,8 +78,11 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     self->outcome = judgement->outcome;
     self->status = judgement->status;
     memcpy(self->policy, judgement->policy, sizeof self->policy);
-    memcpy(self->missing, judgement->missing, sizeof self->missing);
-    memcpy(self->shadow_policy, judgement->shadow_policy, sizeof self->shadow_policy);
+    self->missing[0] = self->shadow_policy[0] = '\0';
+    if (judgement->missing[0])
+        memcpy(self->missing, judgement->missing, sizeof self->missing);
+    if (judgement->shadow_policy[0])
+        memcpy(self->shadow_policy, judgement->shadow_policy, sizeof self->shadow_policy);
     self->challenged = judgement->challenged;
     self->shadow_denied = judgement->shadow_denied;
     self->needs_body = judgement->needs_body;
@@ -77,15 +96,20 @@ tgpy_judgement_new(tgpy_state *state, PyObject *owner, const tg_judgement *judge
     return (PyObject *)self;
 }
 
-static void
+static TGPY_HOT void
 judgement_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     Py_DECREF(of(self)->decision);
     Py_XDECREF(of(self)->settles_at);
-    PyMem_Free(of(self)->answer);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    if (of(self)->answer)
+        PyMem_Free(of(self)->answer);
+    tgpy_state *state = of(self)->state;
+    if (TGPY_KEEP_BLOCKS && state->free_judgement_count < TGPY_FREE_MAX)
+        state->free_judgements[state->free_judgement_count++] = self;
+    else
+        PyObject_Free(self);
+    Py_DECREF(type); /* last: it may be what keeps the module and its state */
 }
 
 /* ---- what a face reads ---- */
@@ -789,7 +813,7 @@ module_judge(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject
     return made;
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_judge_late(tgpy_state *state, PyObject *limiter_or_gate, tgpy_request *request, PyObject *prior, uint64_t cost)
 {
     const bool by_gate = Py_TYPE(limiter_or_gate) == state->gate_type;

@@ -92,6 +92,7 @@ module_free(void *module)
 {
     module_clear(module);
     tgpy_decision_drop_blocks(state_of(module));
+    tgpy_judgement_drop_blocks(state_of(module));
 }
 
 #define FAST(name) #name, (PyCFunction)(void (*)(void))tgpy_##name

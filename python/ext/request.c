@@ -20,7 +20,7 @@ request_init(tgpy_request *request)
     request->unjudged = false;
 }
 
-void
+TGPY_HOT void
 tgpy_request_fini(tgpy_request *request)
 {
     for (size_t i = 0; i < request->held_count; i++)
@@ -48,7 +48,7 @@ hold(tgpy_request *request, PyObject *object)
     return done;
 }
 
-static bool
+static TGPY_COLD bool
 wrong_type(const char *what, const char *expected, PyObject *object)
 {
     PyObject *type = PyErr_Occurred() ? NULL : PyType_GetName(Py_TYPE(object));
@@ -76,7 +76,7 @@ dict_of(tgpy_request *request, PyObject *mapping, const char *what)
 }
 
 /* The value under a name, held; NULL where it is missing or None, or with an exception set. */
-static PyObject *
+static TGPY_HOT PyObject *
 lookup(const tgpy_state *state, tgpy_request *request, PyObject *dict, tgpy_name name)
 {
     PyObject *value = PyDict_GetItemWithError(dict, state->names[name]);
@@ -86,13 +86,27 @@ lookup(const tgpy_state *state, tgpy_request *request, PyObject *dict, tgpy_name
 }
 
 /* A str as UTF-8, held. */
-bool
+TGPY_HOT bool
 tgpy_request_str(tgpy_request *request, PyObject *object, const char *what, tg_text *text)
 {
     PyObject *made = NULL;
     if (!PyUnicode_Check(object))
         return wrong_type(what, "str", object);
     return tgpy_text(object, text, &made) && (!made || hold(request, made));
+}
+
+/* Most of what a request tells is plain ASCII, whose bytes a str lends at once. */
+static inline bool
+read_ascii(PyObject *object, tg_text *text)
+{
+    Py_ssize_t length = 0;
+    if (!PyUnicode_CheckExact(object))
+        return false;
+    text->data = PyUnicode_AsUTF8AndSize(object, &length);
+    text->length = (size_t)length;
+    if (!text->data)
+        PyErr_Clear();
+    return text->data != NULL;
 }
 
 /* A WSGI str carries bytes, one a character (PEP 3333). */
@@ -167,7 +181,7 @@ encode_path(tgpy_request *request, tg_text prefix, tg_text decoded)
 }
 
 /* A local socket has no address; servers say so in several ways. */
-static tg_text
+static TGPY_HOT tg_text
 peer_of(tg_text given)
 {
     if (given.length == 0 || given.data[0] == '/' || given.data[0] == '@' || given.data[0] == '\0' ||
@@ -218,11 +232,14 @@ read_scope_user(tgpy_state *state, tgpy_request *request, PyObject *user)
 }
 
 /* scope["client"]: [host, port], or None for a local socket. */
-static bool
+static TGPY_HOT bool
 read_client(tgpy_request *request, PyObject *client)
 {
     PyObject *host = NULL, *port = NULL;
-    if (PyTuple_Check(client) && PyTuple_Size(client) >= 1) {
+    if (PyTuple_CheckExact(client) && Py_SIZE(client) == 2) { /* what every server gives */
+        host = PyTuple_GetItem(client, 0);
+        port = PyTuple_GetItem(client, 1);
+    } else if (PyTuple_Check(client) && PyTuple_Size(client) >= 1) {
         host = PyTuple_GetItem(client, 0);
         port = PyTuple_Size(client) >= 2 ? PyTuple_GetItem(client, 1) : NULL;
     } else if (PyList_Check(client) && PyList_Size(client) >= 1) {
@@ -236,7 +253,8 @@ read_client(tgpy_request *request, PyObject *client)
     if (!PyUnicode_Check(host))
         return wrong_type("scope[\"client\"][0]", "str", host);
     tg_text text;
-    if (!hold(request, Py_NewRef(host)) || !tgpy_request_str(request, host, "scope[\"client\"][0]", &text))
+    if (!hold(request, Py_NewRef(host)) ||
+        (!read_ascii(host, &text) && !tgpy_request_str(request, host, "scope[\"client\"][0]", &text)))
         return false;
     request->request.peer = peer_of(text);
     /* No connection comes from port 0. uvicorn writes it where it has put the client of X-Forwarded-For in the peer's
@@ -339,7 +357,7 @@ is_word(PyObject *object, PyObject *word)
     return object == word || (PyUnicode_Check(object) && PyUnicode_Compare(object, word) == 0);
 }
 
-static bool
+static TGPY_HOT bool
 read_given(tgpy_request *request, PyObject *route, PyObject *user)
 {
     if (route && route != Py_None &&
@@ -349,7 +367,7 @@ read_given(tgpy_request *request, PyObject *route, PyObject *user)
            (hold(request, Py_NewRef(user)) && tgpy_request_str(request, user, "user", &request->request.user));
 }
 
-static bool
+static TGPY_HOT bool
 read_target(const tgpy_state *state, tgpy_request *request, PyObject *dict)
 {
     tg_request *to = &request->request;
@@ -394,7 +412,7 @@ read_rest(tgpy_state *state, tgpy_request *request, PyObject *dict, PyObject *he
 {
     tg_request *to = &request->request;
     PyObject *found = lookup(state, request, dict, NAME_method);
-    if (found && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
+    if (found && !read_ascii(found, &to->method) && !tgpy_request_str(request, found, "scope[\"method\"]", &to->method))
         return false;
     if (!found)
         to->method = (tg_text){ "GET", 3 }; /* a WebSocket's handshake (RFC 6455 section 4.1) */
@@ -434,12 +452,13 @@ tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope,
     return !PyErr_Occurred() && read_rest(state, request, dict, headers, 0);
 }
 
-bool
-tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, bool user,
+TGPY_HOT bool
+tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, tg_text route, bool user,
                            unsigned later)
 {
     request_init(request);
-    if (!hold(request, Py_NewRef(scope)) || !read_given(request, route, NULL))
+    request->request.route = route;
+    if (!hold(request, Py_NewRef(scope)))
         return false;
     PyObject *found = user ? lookup(state, request, scope, NAME_user) : NULL;
     if (found && !read_scope_user(state, request, found))

@@ -12,10 +12,15 @@
 /* Whose fields the client sees: of the last that refuses, else the tightest's, by the smallest remaining, then the longest
  * reset; of equals the first.
  * Borrowed; NULL where the list is empty, or with an exception set. */
-static tgpy_judgement *
+static inline tgpy_judgement *
 shown_of(const tgpy_state *state, PyObject *judgements)
 {
     tgpy_judgement *shown = NULL;
+    if (PyList_CheckExact(judgements) && Py_SIZE(judgements) == 1) { /* there is nothing to choose from */
+        PyObject *only = PyList_GetItem(judgements, 0);
+        if (Py_TYPE(only) == state->judgement_type)
+            return (tgpy_judgement *)only;
+    }
     const Py_ssize_t count = PyList_Check(judgements) ? Py_SIZE(judgements) : 0;
     bool telling = false, refused = false;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -116,20 +121,21 @@ is_last(const tgpy_pair *last, const tg_field *field)
            memcmp(last->value, field->value.data, field->value.length) == 0;
 }
 
+static TGPY_COLD PyObject *
+lower_of(tg_text name)
+{
+    char lower[64];
+    const size_t length = name.length < sizeof lower ? name.length : sizeof lower;
+    for (size_t i = 0; i < length; i++)
+        lower[i] = (char)(name.data[i] >= 'A' && name.data[i] <= 'Z' ? name.data[i] + ('a' - 'A') : name.data[i]);
+    return PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
+}
+
 /* A new pair (name, value) for a place of the list. */
 static PyObject *
 pair_of(const tgpy_pair *last, const tg_field *field)
 {
-    PyObject *name = last->name == field->name.data ? Py_NewRef(last->lower) : NULL;
-    if (!name) {
-        char lower[64];
-        const size_t length = field->name.length < sizeof lower ? field->name.length : sizeof lower;
-        for (size_t i = 0; i < length; i++) {
-            const char byte = field->name.data[i];
-            lower[i] = (char)(byte >= 'A' && byte <= 'Z' ? byte + ('a' - 'A') : byte);
-        }
-        name = PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
-    }
+    PyObject *name = last->name == field->name.data ? Py_NewRef(last->lower) : lower_of(field->name);
     PyObject *value = name ? PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length) : NULL;
     PyObject *pair = value ? PyTuple_New(2) : NULL;
     if (!pair) {
@@ -158,7 +164,7 @@ put_pair(tgpy_state *state, size_t at, const tg_field *field, PyObject *pair)
 }
 
 /* Makes the list long enough, of places that hold nothing yet. */
-static bool
+static TGPY_COLD bool
 begin_fields(tgpy_state *state, size_t count, unsigned turn)
 {
     PyObject *made = PyList_New((Py_ssize_t)count), *old = state->fields;
@@ -200,7 +206,7 @@ fields_of(tgpy_state *state, const tg_answer *answer, unsigned turn)
 }
 
 /* The same as a list of its own. */
-static PyObject *
+static TGPY_COLD PyObject *
 own_fields(const tg_answer *answer)
 {
     static const tgpy_pair none;
@@ -257,7 +263,7 @@ is_common(const tg_answer *answer)
 }
 
 /* As merge(), of a judgement that lets through and headers in a list. NULL without an exception: take the long way. */
-static PyObject *
+static TGPY_HOT PyObject *
 merge_common(tgpy_state *state, PyObject *headers, const tgpy_judgement *judgement)
 {
     const Py_ssize_t count = Py_SIZE(headers);
@@ -381,7 +387,7 @@ send_message(sender *self, PyObject *message)
     return sent;
 }
 
-static PyObject *
+static TGPY_HOT PyObject *
 sender_called(PyObject *object, PyObject *const *args, size_t count, PyObject *names)
 {
     if (tgpy_count(count) != 1 || (names && PyTuple_Size(names) > 0)) {
@@ -397,7 +403,7 @@ sender_call(PyObject *object, PyObject *args, PyObject *kwargs)
     return tgpy_call_with_tuple(object, sender_called, args, kwargs);
 }
 
-PyObject *
+TGPY_HOT PyObject *
 tgpy_bind_send(tgpy_state *state, PyObject *judgements, PyObject *send, PyObject *scope)
 {
     sender *self = PyObject_GC_New(sender, state->sender_type);
@@ -438,7 +444,7 @@ sender_clear(PyObject *object)
     return 0;
 }
 
-static void
+static TGPY_HOT void
 sender_dealloc(PyObject *object)
 {
     sender *self = (sender *)object;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-bool
+TGPY_HOT bool
 tgpy_text(PyObject *object, tg_text *text, PyObject **made)
 {
     *made = NULL;

@@ -94,7 +94,7 @@ class TidegateMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entered = self._enter(scope, send)
-        if entered is None or entered.__class__ is Judgement:
+        if entered is None or type(entered) is Judgement:
             await self._otherwise(scope, receive, send, entered)
         else:
             await self.app(scope, receive, entered)

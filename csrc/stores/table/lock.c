@@ -27,7 +27,7 @@
 #define GIVE_UP_US UINT64_C(60000000)
 #define WAIT_MAX_US UINT64_C(2000000)
 
-uint64_t
+TG_EACH_REQUEST uint64_t
 tg__boot_now_us(void)
 {
     struct timespec now;

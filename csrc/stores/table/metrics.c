@@ -141,7 +141,7 @@ own_shard(void)
     return (unsigned)(tg__lock_self() ^ stack >> 23 ^ stack >> 17) % TG_METRIC_SHARDS;
 }
 
-_Atomic uint64_t *
+TG_EACH_REQUEST _Atomic uint64_t *
 tg__table_metric_line(tg_store *store, const tg_metric_name *name)
 {
     tg_side *const side = tg__map_side(atomic_load_explicit(&tg__table_of(store)->map, memory_order_acquire));

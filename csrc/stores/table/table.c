@@ -1142,7 +1142,7 @@ apply_any(tg_store *store, tg_op op, const tg_target *targets, size_t target_cou
     return apply(store, op, targets, target_count, plans, results, overflowed, error);
 }
 
-static tg_status
+TG_EACH_REQUEST static tg_status
 table_apply(tg_store *store, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,
             tg_result *results, bool *overflowed, tg_error *error)
 {

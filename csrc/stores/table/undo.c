@@ -9,7 +9,7 @@ shared_read(const uint32_t *shared)
     return *(const volatile uint32_t *)shared;
 }
 
-void
+TG_EACH_REQUEST void
 tg__undo_save_entry(const tg_area *area, uint32_t index)
 {
     tg_segment *const segment = area->segment;
