@@ -18,7 +18,7 @@ import pytest
 from tidegate import Limiter
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
-from server import Lateness, MachineLateness
+from server import Lateness, MachineLateness, server
 
 TIMEOUT = 0.1
 
@@ -156,3 +156,46 @@ def test_whatever_answers_on_its_port_no_event_loop_is_held(speech: Speech) -> N
     with impostor(speech) as port:
         asyncio.run(ask(port))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200 * 1024
+
+
+@contextlib.contextmanager
+def doubling(path: Path, doubles: threading.Event) -> Iterator[int]:
+    """The port of a relay that says the next answer twice where it is told to."""
+
+    def ask(peer: socket.socket, redis: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while asked := peer.recv(65536):
+                redis.sendall(asked)
+            redis.shutdown(socket.SHUT_RDWR)
+
+    def serve(peer: socket.socket) -> None:
+        with peer, socket.socket(socket.AF_UNIX) as redis, contextlib.suppress(OSError):
+            redis.connect(str(path))
+            threading.Thread(target=ask, args=(peer, redis), daemon=True).start()
+            while answer := redis.recv(65536):
+                twice = doubles.is_set()
+                doubles.clear()
+                peer.sendall(answer * 2 if twice else answer)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def test_an_answer_that_came_twice_is_never_the_next_hits() -> None:
+    doubles = threading.Event()
+    with server() as redis, doubling(redis.path, doubles) as port:
+        one = Limiter("1000/hour fixed_window", name="x", store=f"redis://127.0.0.1:{port}?timeout_ms=1000")
+        left = one.hit("a").remaining
+        for _ in range(20):
+            doubles.set()
+            told = [one.hit("a").remaining for _ in range(4)]
+            assert told == [left - 1, left - 2, left - 3, left - 4]
+            left = told[-1]

@@ -734,6 +734,8 @@ bool
 tg__wire_sound(tg_redis_wire *wire)
 {
     char byte;
+    if (wire->reader->pos != wire->reader->len)
+        return false; /* more came than was asked for: each answer from here on would be the one before's */
     if (tg__monotonic_us() - wire->used_at_us < IDLE_AFTER_US)
         return true; /* has had no time to go stale; a system call less for who asks without a pause */
     if (wire->tls)
