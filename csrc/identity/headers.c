@@ -115,8 +115,11 @@ is_looked_at(void)
 tg_status
 tg__request_read_now(const tg_request *request, unsigned needed, tg_error *error)
 {
-    if (tg__text_is(request->method, "OPTIONS") || is_looked_at()) /* by its headers a preflight is known */
+    if (tg__text_is(request->method, "OPTIONS")) /* by its headers a preflight is known */
         needed |= TG_READ_HEADERS;
+    const bool glances = is_looked_at() && !(needed & TG_READ_HEADERS) && (request->unread & TG_READ_HEADERS);
     needed &= request->unread;
+    if (glances)
+        needed |= TG_READ_HEADERS | TG_READ_GLANCE;
     return needed ? request->read(request->reading, needed, error) : TG_OK;
 }

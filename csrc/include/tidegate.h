@@ -351,6 +351,7 @@ typedef struct tg_header {
  * name, bit, the fields of tg_request */
 #define TG_READ_HEADERS 1u /* headers, header_count, host */
 #define TG_READ_TARGET 2u  /* path, query */
+#define TG_READ_GLANCE 4u  /* beside TG_READ_HEADERS: nothing hangs on them, so those that cannot be read are none */
 /* Fills the fields of these TG_READ_ bits into the tg_request that names it, and takes the bits out of `unread`. Called at
  * most once in a judging, before anything is decided or taken; what it returns but TG_OK is what the judging returns. */
 typedef tg_status tg_request_reader(void *reading, unsigned parts, tg_error *error);

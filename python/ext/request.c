@@ -399,8 +399,15 @@ read_late(void *reading, unsigned parts, tg_error *error)
 {
     tgpy_request *request = reading;
     request->request.unread &= ~parts;
-    if ((!(parts & TG_READ_TARGET) || read_target(request->state, request, request->dict)) &&
-        (!(parts & TG_READ_HEADERS) || !request->late_headers || read_headers(request, request->late_headers)))
+    bool done = !(parts & TG_READ_TARGET) || read_target(request->state, request, request->dict);
+    if (done && (parts & TG_READ_HEADERS) && request->late_headers && !read_headers(request, request->late_headers)) {
+        request->request.header_count = 0;
+        request->request.host = (tg_text){ NULL, 0 };
+        done = (parts & TG_READ_GLANCE) != 0;
+        if (done)
+            PyErr_Clear();
+    }
+    if (done)
         return TG_OK;
     error->status = TG_E_ARG; /* the exception says what is wrong */
     return TG_E_ARG;

@@ -121,6 +121,9 @@ def test_headers_that_are_wrong_are_told_of_where_somebody_reads_them(headers: A
         asgi_hit(wanting, 1, False)(scope(headers=headers))
     assert str(late.value) == str(at_once.value) and "headers" in str(late.value)
     assert judge_asgi([wanting], scope()).status == 0  # nothing has been taken
+    free = asgi_hit(limiter("ip", "1000/minute"), 1, False)
+    for _ in range(200):  # some of them are looked at without need
+        assert isinstance(free(scope(headers=headers)), Decision)
     assert isinstance(asgi_hit(ip, 1, False)(scope(headers=headers)), Decision)
 
 
