@@ -10,24 +10,10 @@ typedef struct dependency {
     PyObject *hit; /* a callable of a scope, as asgi_hit() makes it; NULL: not said yet */
 } dependency;
 
-/* Of this type's module, whatever Python has derived from it. */
-static tgpy_state *
-state_of(PyTypeObject *type)
-{
-    for (; type; type = PyType_GetSlot(type, Py_tp_base)) {
-        PyObject *module = PyType_GetModule(type);
-        if (module)
-            return PyModule_GetState(module);
-        PyErr_Clear();
-    }
-    PyErr_SetString(PyExc_SystemError, "Dependency has lost its module");
-    return NULL;
-}
-
 static PyObject *
 dependency_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    tgpy_state *state = state_of(type);
+    tgpy_state *state = tgpy_state_of_type(type);
     dependency *self = state ? (dependency *)PyType_GenericAlloc(type, 0) : NULL;
     if (self)
         self->state = state;

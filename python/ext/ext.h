@@ -186,11 +186,8 @@ typedef struct tgpy_judgement {
     char shadow_policy[TG_NAME_BYTES_MAX + 1];
 } tgpy_judgement;
 
-static inline tgpy_state *
-tgpy_state_of_type(PyTypeObject *type)
-{
-    return PyType_GetModuleState(type);
-}
+/* Of the module that the type is of, or the nearest it is derived from. */
+tgpy_state *tgpy_state_of_type(PyTypeObject *type);
 
 /* ---- errors.c ---- */
 
@@ -372,6 +369,8 @@ PyObject *tgpy_judge_asgi(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *tgpy_refusal(PyObject *module, PyObject *decision);
 PyObject *tgpy_judge_wsgi(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *tgpy_client_address(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* A field's name as ASGI wants it, lower-case; the same object each time. */
+PyObject *tgpy_lower_name(tgpy_state *state, tg_text name);
 PyObject *tgpy_judgement_fields(PyObject *judgement); /* as its attribute `fields` */
 /* One Limiter or Gate judges what tgpy_request_of_scope_late has read. Its store is no remote one; prior is a list of
  * Judgement. */

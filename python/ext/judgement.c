@@ -172,9 +172,8 @@ get_decision(PyObject *self, void *Py_UNUSED(closure))
     return Py_NewRef((PyObject *)of(self)->decision);
 }
 
-/* A field's name as ASGI wants it, lower-case; the same object each time. */
-static PyObject *
-lower_name(tgpy_state *state, tg_text name)
+PyObject *
+tgpy_lower_name(tgpy_state *state, tg_text name)
 {
     char lower[64];
     const size_t length = name.length < sizeof lower ? name.length : sizeof lower;
@@ -206,7 +205,7 @@ list_fields(PyObject *object, bool text)
     PyObject *list = PyList_New((Py_ssize_t)answer->field_count);
     for (size_t i = 0; list && i < answer->field_count; i++) {
         const tg_field *field = &answer->fields[i];
-        PyObject *name = text ? tgpy_str(field->name) : lower_name(self->state, field->name);
+        PyObject *name = text ? tgpy_str(field->name) : tgpy_lower_name(self->state, field->name);
         PyObject *value = text ? tgpy_str(field->value) : bytes_of(field->value);
         PyObject *pair = name && value ? PyTuple_New(2) : NULL;
         if (!pair) {

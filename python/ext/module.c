@@ -7,6 +7,19 @@ state_of(PyObject *module)
     return PyModule_GetState(module);
 }
 
+tgpy_state *
+tgpy_state_of_type(PyTypeObject *type)
+{
+    for (; type; type = PyType_GetSlot(type, Py_tp_base)) {
+        tgpy_state *state = PyType_GetModuleState(type);
+        if (state)
+            return state;
+        PyErr_Clear();
+    }
+    PyErr_SetString(PyExc_SystemError, "a type of tidegate has lost its module");
+    return NULL;
+}
+
 static int
 add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec, bool public)
 {

@@ -121,21 +121,11 @@ is_last(const tgpy_pair *last, const tg_field *field)
            memcmp(last->value, field->value.data, field->value.length) == 0;
 }
 
-static TGPY_COLD PyObject *
-lower_of(tg_text name)
-{
-    char lower[64];
-    const size_t length = name.length < sizeof lower ? name.length : sizeof lower;
-    for (size_t i = 0; i < length; i++)
-        lower[i] = (char)(name.data[i] >= 'A' && name.data[i] <= 'Z' ? name.data[i] + ('a' - 'A') : name.data[i]);
-    return PyBytes_FromStringAndSize(lower, (Py_ssize_t)length);
-}
-
 /* A new pair (name, value) for a place of the list. */
 static PyObject *
-pair_of(const tgpy_pair *last, const tg_field *field)
+pair_of(tgpy_state *state, const tgpy_pair *last, const tg_field *field)
 {
-    PyObject *name = last->name == field->name.data ? Py_NewRef(last->lower) : lower_of(field->name);
+    PyObject *name = last->name == field->name.data ? Py_NewRef(last->lower) : tgpy_lower_name(state, field->name);
     PyObject *value = name ? PyBytes_FromStringAndSize(field->value.data, (Py_ssize_t)field->value.length) : NULL;
     PyObject *pair = value ? PyTuple_New(2) : NULL;
     if (!pair) {
@@ -194,7 +184,7 @@ fields_of(tgpy_state *state, const tg_answer *answer, unsigned turn)
     for (size_t i = 0; i < count; i++) {
         if (is_last(&state->pairs[i], &answer->fields[i]))
             continue;
-        PyObject *pair = pair_of(&state->pairs[i], &answer->fields[i]);
+        PyObject *pair = pair_of(state, &state->pairs[i], &answer->fields[i]);
         if (!pair || state->turn != turn) {
             Py_XDECREF(pair);
             return NULL;
@@ -207,12 +197,12 @@ fields_of(tgpy_state *state, const tg_answer *answer, unsigned turn)
 
 /* The same as a list of its own. */
 static TGPY_COLD PyObject *
-own_fields(const tg_answer *answer)
+own_fields(tgpy_state *state, const tg_answer *answer)
 {
     static const tgpy_pair none;
     PyObject *fields = PyList_New(0);
     for (size_t i = 0; fields && i < answer->field_count; i++) {
-        PyObject *pair = pair_of(&none, &answer->fields[i]);
+        PyObject *pair = pair_of(state, &none, &answer->fields[i]);
         if (!pair || PyList_Append(fields, pair) != 0)
             Py_CLEAR(fields);
         Py_XDECREF(pair);
@@ -231,7 +221,7 @@ join_fields(tgpy_state *state, PyObject *headers, const tg_answer *answer)
     if (__builtin_expect(state->turn == turn, 1) || PyErr_Occurred())
         return joined;
     Py_XDECREF(joined); /* the list may have become another answer's under it */
-    fields = own_fields(answer);
+    fields = own_fields(state, answer);
     joined = fields ? PySequence_Concat(headers, fields) : NULL;
     Py_XDECREF(fields);
     return joined;

@@ -124,7 +124,7 @@ class TidegateMiddleware:
         for judge in judges:
             if judgement is None:
                 judgement = await judge(judged, prior=state, **asks)
-            if judgement.missing and (judgement.missing == "ip" or judgement.status) and is_test_client(scope):
+            if wants_an_address(judgement, scope):
                 judged = with_loopback_client(scope)
                 judgement = await judge(judged, prior=state, **asks)
             if judgement.needs_body:
@@ -200,6 +200,11 @@ def settling(state: RequestState, send: Send, pending: list[Pending]) -> Send:
 def is_test_client(scope: Mapping[str, Any]) -> bool:
     """Whether the client is Starlette's TestClient, which gives a word where an address belongs. No server does."""
     return tuple(scope.get("client") or ()) == ("testclient", 50000)  # a list before Starlette 0.39
+
+
+def wants_an_address(judgement: Judgement, scope: Mapping[str, Any]) -> bool:
+    """Whether the test client is refused, or counted otherwise, for the address alone that it has not."""
+    return bool(judgement.missing and (judgement.missing == "ip" or judgement.status)) and is_test_client(scope)
 
 
 def with_loopback_client(scope: Mapping[str, Any]) -> dict[str, Any]:

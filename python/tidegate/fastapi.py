@@ -61,6 +61,7 @@ from tidegate.asgi import (
     charge_by_outcome,
     close_reason,
     is_test_client,
+    wants_an_address,
     with_loopback_client,
 )
 
@@ -286,7 +287,7 @@ class RateLimit(Dependency):
         )
         if judgement is None:
             judgement = await judges(judged, reads_body=True)
-        if judgement.missing and (judgement.missing == "ip" or judgement.status) and is_test_client(scope):
+        if wants_an_address(judgement, scope):
             judged = with_loopback_client(judged)
             judgement = await judges(judged, reads_body=True)
         if judgement.needs_body:
