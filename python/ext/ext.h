@@ -349,9 +349,10 @@ typedef struct tgpy_request {
 
 /* Both false with an exception set; fini in any case. route and user may be NULL or None. */
 bool tgpy_request_of_scope(tgpy_state *state, tgpy_request *request, PyObject *scope, PyObject *route, PyObject *user);
-/* The same of a dict that is known to be a request, with a route whose text outlives it (empty: none), but for what stands in `later` (TG_READ_ bits): that is read when the
- * judging asks for it. What may run Python code is read at once; scope["user"] where `user` says that it is wanted. For a
- * judging that does not let other threads run; one that fails because of what was read late has an exception set. */
+/* The same of a dict that is known to be a request, with a route whose text outlives it (empty: none), but for what stands in
+ * `later` (TG_READ_ bits): that is read when the judging asks for it. What may run Python code is read at once; scope["user"]
+ * where `user` says that it is wanted. For a judging that does not let other threads run; one that fails because of what was
+ * read late has an exception set. */
 bool tgpy_request_of_scope_late(tgpy_state *state, tgpy_request *request, PyObject *scope, tg_text route, bool user,
                                 unsigned later);
 bool tgpy_request_of_environ(tgpy_state *state, tgpy_request *request, PyObject *given, PyObject *route, PyObject *user);
