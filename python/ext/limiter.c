@@ -1,7 +1,7 @@
 /* Limiter: rules, a store, and the hit.
  *
- * The interpreter lock is kept during a decision: letting it go and taking it back costs more than a decision in a table
- * does. It is let go where a store or a rules file is opened, which may wait for another process. */
+ * The interpreter lock is kept during a decision in a table: letting it go and taking it back costs more than that does. It
+ * is let go where a network is waited for, and where a store or a rules file is opened, which may wait for another process. */
 #include "ext.h"
 
 #include <stdlib.h>
