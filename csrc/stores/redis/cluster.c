@@ -92,7 +92,7 @@ node_at(tg_cluster *cluster, const char *host, uint16_t port, tg_error *error)
     store->cluster = cluster;
     store->base.shown = store->address.shown;
     address_of(cluster, host, port, &store->address);
-    store->timeout_us = cluster->timeout_us;
+    store->timeout_us = store->address.timeout_us = cluster->timeout_us;
     store->manual = cluster->manual;
     store->clock = cluster->clock;
     store->names = cluster->names;
