@@ -28,7 +28,7 @@ policies:
 """
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 5.0, what: str = "condition") -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 20.0, what: str = "condition") -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -71,7 +71,7 @@ class Daemon:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 8.0) -> int:
+    def wait(self, seconds: float = 20.0) -> int:
         return self.process.wait(seconds)
 
     def stop(self) -> int:
@@ -90,8 +90,9 @@ class Daemon:
         return said()[0]
 
     def resident_kb(self) -> int:
+        """Of its own: pages of its program and libraries come and go as the machine has room for them."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+        return int(next(line for line in text.splitlines() if line.startswith("RssAnon")).split()[1])
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()

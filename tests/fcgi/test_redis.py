@@ -56,8 +56,12 @@ def daemon(start: Callable[..., Daemon], redis: Server) -> Daemon:
 
 @pytest.fixture
 def hurried(start: Callable[..., Daemon], redis: Server) -> Daemon:
-    """With the deadline of 50 ms."""
-    return start(RULES, "--store", redis.uri)
+    """With the deadline of 50 ms; Redis decides."""
+    daemon = start(RULES, "--store", redis.uri)
+    wait_for(lambda: ask(daemon.address, uri="/big")["X-RateLimit-Limit"], what="limits")  # a busy machine may be late at first
+    if daemon.lines("store-failing"):
+        wait_for(lambda: ask(daemon.address, uri="/big") and daemon.lines("store-answers"), 20, what="a word of it")
+    return daemon
 
 
 def test_every_mode_decides_on_redis_as_on_a_table(daemon: Daemon) -> None:
@@ -131,24 +135,24 @@ def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stop
     modes = ("enforce", "challenge", "shadow")
     kinds = "".join(f"  - {{name: {mode}, mode: {mode}, also: true, rules: 1000/hour}}\n" for mode in modes)
     with server(port=free_port()) as redis, detour(redis) as way:
-        daemon = start("policies:\n" + kinds, "--store", way.uri)
+        daemon = start("policies:\n" + kinds, "--store", f"{way.uri}?timeout_ms=300")  # the first is answered in time
         assert ask(daemon.address).status == 200
         assert way.decisions == 3
-        way.delay = 0.03
+        way.delay = 0.18
         way.answered = lambda count: redis.signal(signal.SIGSTOP)
         with Connection(daemon.address) as connection, Lateness() as late:
             began = time.monotonic()
             answer = connection.ask(Request())
             took = time.monotonic() - began
-            assert late.allows(took, 0.05 + 0.01), took
+            assert late.allows(took, 0.3 + 0.01), took
         assert answer.status == 200 and answer["X-RateLimit-Remaining"], "the first question was answered"
-        assert took > 0.045, "the second had what was left"
+        assert took > 0.27, "the second had what was left"
 
 
 def test_while_redis_hangs_the_loop_waits_for_nobody_and_each_is_answered_by_its_policy_in_time(
     hurried: Daemon, redis: Server
 ) -> None:
-    assert ask(hurried.address, uri="/big").status == 200
+    before = len(hurried.lines("store-failing"))
     waits: dict[str, list[float]] = {"big": [], "closed": [], "denied": [], "none": []}
     stop = threading.Event()
     trouble: list[str] = []
@@ -181,20 +185,20 @@ def test_while_redis_hangs_the_loop_waits_for_nobody_and_each_is_answered_by_its
             for name in ("denied", "none"):
                 assert len(waits[name]) > 50
                 assert late.allows(sorted(waits[name])[len(waits[name]) * 99 // 100], 0.01)
-        assert len(hurried.lines("store-failing")) == 1
+        assert len(hurried.lines("store-failing")) == before + 1
     finally:
         redis.process.send_signal(signal.SIGCONT)
     wait_for(lambda: ask(hurried.address, uri="/big")["X-RateLimit-Limit"] == "1000000", what="limits again")
 
 
 def test_a_restarted_redis_is_used_again(hurried: Daemon, redis: Server) -> None:
-    assert ask(hurried.address, uri="/big")["X-RateLimit-Limit"]
+    before = len(hurried.lines("store-answers"))
     redis.kill()
     assert ask(hurried.address, uri="/closed").status == 503
     assert ask(hurried.address, uri="/big").status == 200
     redis.start()
     wait_for(lambda: ask(hurried.address, uri="/big")["X-RateLimit-Limit"] == "1000000", what="limits again")
-    wait_for(lambda: ask(hurried.address, uri="/big") and hurried.lines("store-answers"), what="a word of it")
+    wait_for(lambda: ask(hurried.address, uri="/big") and len(hurried.lines("store-answers")) > before, 20, what="a word of it")
 
 
 def test_peers_that_leave_while_redis_is_waited_for_harm_nobody(daemon: Daemon, redis: Server) -> None:

@@ -361,13 +361,13 @@ def live(run: Run, path: Path, store: str, **environment: str) -> list[tuple[str
 
 def test_a_redis_that_evicts_is_warned_of_when_it_is_asked(run: Run, tmp_path: Path, redis: Server) -> None:
     path = policies(tmp_path, "{name: a, rules: 5/minute}")
-    assert live(run, path, redis.uri) == []
+    assert live(run, path, redis.patient) == []
     redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    ((code, message),) = live(run, path, redis.uri)
+    ((code, message),) = live(run, path, redis.patient)
     assert code == "store-evicts"
     assert "allkeys-lru" in message
-    assert codes(run, path, "--store", redis.uri) == []  # nobody is asked unless told to
-    assert run("check", path, "--live", "--strict", "--store", redis.uri).returncode == 1
+    assert codes(run, path, "--store", redis.patient) == []  # nobody is asked unless told to
+    assert run("check", path, "--live", "--strict", "--store", redis.patient).returncode == 1
 
 
 def test_machines_with_different_secrets_are_warned_of_when_redis_is_asked(
@@ -377,8 +377,8 @@ def test_machines_with_different_secrets_are_warned_of_when_redis_is_asked(
     path.write_text("secret: ${TIDEGATE_SECRET}\n" + path.read_text())
     monkeypatch.setenv("TIDEGATE_SECRET", "one secret of ten machines")
     Limiter("5/hour", name="a", store=redis.patient).hit("x")
-    assert live(run, path, redis.uri, TIDEGATE_SECRET="one secret of ten machines") == []
-    ((code, message),) = live(run, path, redis.uri, TIDEGATE_SECRET="another on the eleventh")
+    assert live(run, path, redis.patient, TIDEGATE_SECRET="one secret of ten machines") == []
+    ((code, message),) = live(run, path, redis.patient, TIDEGATE_SECRET="another on the eleventh")
     assert code == "store-two-secrets"
     assert "1 keys made under another secret" in message
     assert "secret of ten" not in message

@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
 from detour import Detour, detour
 from server import Lateness, Server, free_port, server
 
-DEADLINE = 0.05
+DEADLINE = 0.3  # where nothing is said it is 0.05, of which a busy machine leaves too little to answer the first question in
 # Enforced ones are one question to the store, those that are not another for each kind: three in all.
 RULES = """\
 policies:
@@ -62,9 +62,13 @@ def gate_on(folder: Path, store: str, rules: str = RULES) -> Gate:
     return Gate(str(folder / "rules.yaml"), store=store)
 
 
-def stops_after_the_first(way: Detour, delay: float) -> None:
+def prompt(way: Detour) -> str:
+    return f"{way.uri}?timeout_ms={DEADLINE * 1000:.0f}"
+
+
+def stops_after_the_first(way: Detour) -> None:
     """From the next decision on: each answer comes late, and the server stands still once it has given one."""
-    way.delay = delay
+    way.delay = 0.6 * DEADLINE
     way.decisions = 0
     way.answered = lambda count: way.to.signal(signal.SIGSTOP)
 
@@ -72,10 +76,10 @@ def stops_after_the_first(way: Detour, delay: float) -> None:
 def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stops_after_the_first(
     tmp_path: Path, way: Detour
 ) -> None:
-    gate = gate_on(tmp_path, way.uri)
+    gate = gate_on(tmp_path, prompt(way))
     assert gate.judge_wsgi(ENVIRON).outcome == "allowed"
     assert way.decisions == 3
-    stops_after_the_first(way, 0.03)
+    stops_after_the_first(way)
     with Lateness() as late:
         began = time.monotonic()
         judgement = gate.judge_wsgi(ENVIRON)
@@ -83,46 +87,46 @@ def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stop
         assert late.allows(took, DEADLINE + 0.01), took
     assert judgement.outcome == "allowed" and not judgement.decision.degraded
     assert way.decisions == 1
-    assert took > 0.045, "the second question had what was left"
+    assert took > 0.9 * DEADLINE, "the second question had what was left"
 
 
 def test_an_awaited_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stops_after_the_first(
     tmp_path: Path, way: Detour, run: Run
 ) -> None:
-    gate = gate_on(tmp_path, way.uri)
+    gate = gate_on(tmp_path, prompt(way))
 
     async def main() -> None:
         assert (await gate.judge_asgi_async(SCOPE)).outcome == "allowed"
         assert way.decisions == 3
-        stops_after_the_first(way, 0.03)
+        stops_after_the_first(way)
         with Lateness() as late:
             began = time.monotonic()
             judgement = await gate.judge_asgi_async(SCOPE)
             took = time.monotonic() - began
             assert await asyncio.to_thread(late.allows, took, DEADLINE + 0.01), took
         assert judgement.outcome == "allowed" and not judgement.decision.degraded
-        assert took > 0.045, "the second question had what was left"
+        assert took > 0.9 * DEADLINE, "the second question had what was left"
 
     run(main())
 
 
 def test_what_is_left_of_a_deadline_is_enough_for_a_redis_that_is_only_slow(tmp_path: Path, way: Detour) -> None:
-    gate = gate_on(tmp_path, way.uri)
+    gate = gate_on(tmp_path, prompt(way))
     gate.judge_wsgi(ENVIRON)
     way.decisions = 0
-    way.delay = 0.012
+    way.delay = 0.24 * DEADLINE
     with Lateness() as late:
         gate.judge_wsgi(ENVIRON)
-        assert way.decisions == 3 or late.worst > 0.002
+        assert way.decisions == 3 or late.worst > 0.02
     way.delay = 0.0
-    time.sleep(0.1)
+    time.sleep(DEADLINE)
     assert gate.judge_wsgi(ENVIRON).decision.remaining < 1_000_000
 
 
 def test_a_loop_that_is_held_up_by_others_takes_nothing_from_the_questions_that_follow(
     tmp_path: Path, way: Detour, run: Run
 ) -> None:
-    gate = gate_on(tmp_path, way.uri)
+    gate = gate_on(tmp_path, prompt(way))
 
     async def main() -> None:
         await gate.judge_asgi_async(SCOPE)
@@ -130,7 +134,7 @@ def test_a_loop_that_is_held_up_by_others_takes_nothing_from_the_questions_that_
         judging = asyncio.ensure_future(gate.judge_asgi_async(SCOPE))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        time.sleep(0.12)  # somebody's handler; the answer lies there meanwhile
+        time.sleep(2.4 * DEADLINE)  # somebody's handler; the answer lies there meanwhile
         await judging
         assert way.decisions == 3
 
@@ -156,7 +160,7 @@ def app_on(stores: list[str]) -> FastAPI:
 def test_a_request_that_asks_several_servers_waits_one_deadline_for_all_of_them(run: Run) -> None:
     with server(port=free_port()) as one, server(port=free_port()) as two, server(port=free_port()) as three:
         with detour(one) as first, detour(two) as second, detour(three) as third:
-            app = app_on([first.uri, second.uri, third.uri])
+            app = app_on([prompt(first), prompt(second), prompt(third)])
 
             async def main() -> None:
                 transport = httpx.ASGITransport(app)
@@ -164,7 +168,7 @@ def test_a_request_that_asks_several_servers_waits_one_deadline_for_all_of_them(
                     for _ in range(3):
                         assert (await client.get("/", headers={"x-who": "a"})).status_code == 200
                     for way in (first, second, third):
-                        way.delay = 0.04
+                        way.delay = 0.8 * DEADLINE
                     before = third.decisions
                     with Lateness() as late:
                         began = time.monotonic()
@@ -179,34 +183,34 @@ def test_a_request_that_asks_several_servers_waits_one_deadline_for_all_of_them(
 
 
 def test_a_settlement_of_several_questions_waits_one_deadline(tmp_path: Path, way: Detour) -> None:
-    gate = gate_on(tmp_path, way.uri, SETTLED)
+    gate = gate_on(tmp_path, prompt(way), SETTLED)
     judgement = gate.judge_wsgi(ENVIRON)
     assert way.decisions == 1
-    stops_after_the_first(way, 0.03)
+    stops_after_the_first(way)
     with Lateness() as late:
         began = time.monotonic()
         with pytest.raises(StoreError):
             judgement.settle(200, [("X-Cost", "5")])
         took = time.monotonic() - began
         assert late.allows(took, DEADLINE + 0.01), took
-    assert way.decisions == 1 and took > 0.045
+    assert way.decisions == 1 and took > 0.9 * DEADLINE
 
 
 def test_a_question_that_has_little_of_a_deadline_left_does_not_open_the_breaker_for_the_others(
     tmp_path: Path, way: Detour
 ) -> None:
-    gate = gate_on(tmp_path, way.uri)
-    limiter = Limiter("1000000/hour", name="other", store=way.uri)
+    gate = gate_on(tmp_path, prompt(way))
+    limiter = Limiter("1000000/hour", name="other", store=prompt(way))
 
     async def main() -> None:
         await gate.judge_asgi_async(SCOPE)
         with Lateness() as late:
-            way.delay = 0.035  # the first question is answered, the second is not in the rest
+            way.delay = 0.7 * DEADLINE  # the first question is answered, the second is not in the rest
             judgements = await asyncio.gather(*[gate.judge_asgi_async(SCOPE) for _ in range(8)])
             way.delay = 0.0
-            assert not any(judgement.decision.degraded for judgement in judgements) or late.worst > 0.004
-            await asyncio.sleep(0.05)
-            assert not (await limiter.hit_async("a")).degraded or late.worst > 0.004
+            assert not any(judgement.decision.degraded for judgement in judgements) or late.worst > 0.02
+            await asyncio.sleep(DEADLINE)
+            assert not (await limiter.hit_async("a")).degraded or late.worst > 0.02
 
     asyncio.run(main())
 
@@ -218,7 +222,8 @@ def test_a_timer_that_comes_a_little_early_is_not_the_last_one(redis: Server, ru
 
     async def main() -> None:
         for limiter in limiters:
-            assert not (await limiter.hit_async("a")).degraded
+            while (await limiter.hit_async("a")).degraded:
+                await asyncio.sleep(0.02)
         redis.signal(signal.SIGSTOP)
         calls = [limiter.hit_async("a") for limiter in limiters]
         for number, limiter in enumerate(limiters):

@@ -17,8 +17,9 @@ LONG = os.environ.get("TIDEGATE_LONG") == "1"
 
 
 def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    """Of its own: the table's pages are bounded by its file, and those of programs come and go as the machine has room."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("RssAnon:")).split()[1]) * 1024
 
 
 @pytest.mark.fault("R92")
@@ -34,7 +35,7 @@ def test_ever_new_keys_take_no_more_memory_than_the_table_and_free_nobody_who_is
         limiter.hit(f"new-{number}")
     assert [key for key in held if limiter.hit(key).allowed] == []
     assert path.stat().st_size == bytes_
-    assert resident_bytes() - before < bytes_ + (4 << 20)
+    assert resident_bytes() - before < 4 << 20
 
 
 # ---- keys for ever

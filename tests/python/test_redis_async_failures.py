@@ -150,7 +150,10 @@ def test_each_refusal_is_answered_by_policy_in_time_and_over_within_two_seconds(
     bring_about, words = TROUBLES[name]
     one = Limiter("1000/hour token_bucket", name="x", store=redis.uri)
 
+    worst = 0.0
+
     async def main() -> None:
+        nonlocal worst
         while (await one.hit_async("a")).degraded:
             await asyncio.sleep(1.1)  # a busy machine was late: until that trouble is over, another is not told
         caplog.clear()
@@ -161,6 +164,7 @@ def test_each_refusal_is_answered_by_policy_in_time_and_over_within_two_seconds(
                     decision = await one.hit_async("a")
                     assert late.allows(time.monotonic() - began, 0.06)
                 assert decision.degraded and decision.allowed, turn
+                worst = max(worst, late.worst, late.kept(1))
         with Lateness() as late:
             began = time.monotonic()
             while (await one.hit_async("a")).degraded:
@@ -170,8 +174,8 @@ def test_each_refusal_is_answered_by_policy_in_time_and_over_within_two_seconds(
     asyncio.run(main())
     told = [record.getMessage() for record in caplog.records if "store-failing" in record.getMessage()]
     assert len(told) == 1, told
-    # One that loads, or is busy, may not even say so in time.
-    assert words in told[0] or (name in ("busy", "loading") and "in time" in told[0]), told
+    # One that loads, or is busy, may not even say so in time; on a busy machine others may not either.
+    assert words in told[0] or ((name in ("busy", "loading") or worst > 0.01) and "in time" in told[0]), told
     assert "hunter2" not in caplog.text
 
 

@@ -79,7 +79,7 @@ def test_a_demoted_master_is_left_at_its_first_refused_write(site: Site) -> None
 
 
 def test_a_master_that_no_sentinel_knows_is_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}/other")
+    one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{site.port}/other?timeout_ms=2000")
     assert one.hit("a").degraded
     assert "does not know this master" in caplog.text
     with pytest.raises(ConfigError, match="names the master"):
@@ -88,8 +88,8 @@ def test_a_master_that_no_sentinel_knows_is_told(site: Site, caplog: pytest.LogC
 
 def test_a_server_where_a_sentinel_is_named_is_an_error_when_no_sentinel_knows_better(site: Site) -> None:
     server, nobody = f"127.0.0.1:{site.master.port}", f"127.0.0.1:{free_port()}"
-    for hosts in (server, f"{server},{nobody}", f"{nobody},{server}", f"{server},127.0.0.1:{site.port}/other?"):
-        uri = f"redis+sentinel://{hosts}" + ("" if "?" in hosts else "/site")
+    for hosts in (server, f"{server},{nobody}", f"{nobody},{server}", f"{server},127.0.0.1:{site.port}/other"):
+        uri = f"redis+sentinel://{hosts}" + ("" if "/" in hosts else "/site") + "?timeout_ms=2000"
         with pytest.raises(ConfigError, match=f"sentinel {server} is no sentinel .redis:// is for a server.: ERR unknown"):
             Limiter("50/hour", name="x", store=uri)
     one = Limiter("50/hour", name="x", store=f"redis+sentinel://{server},127.0.0.1:{site.port}/site?timeout_ms=2000")
@@ -101,7 +101,7 @@ def test_a_sentinel_that_wants_a_password_is_an_error_and_one_that_is_not_there_
 ) -> None:
     site.ask("ACL", "SETUSER", "default", "resetpass", ">s3cret")
     with pytest.raises(ConfigError, match="refuses to say: NOAUTH"):
-        Limiter("50/hour", name="x", store=site.uri)
+        Limiter("50/hour", name="x", store=site.patient)
     one = Limiter("50/hour", name="x", store=f"redis+sentinel://127.0.0.1:{free_port()}/site")
     assert one.hit("a").degraded
     assert "store-failing" in caplog.text and "is not reached" in caplog.text

@@ -357,7 +357,7 @@ def test_who_is_cancelled_again_and_again_while_it_enters_holds_nothing(redis: S
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_counter", "token_bucket", "leaky_bucket"])
 def test_all_that_was_taken_can_be_given_back_on_a_redis_with_its_own_clock(redis: Server, algorithm: str) -> None:
-    limiter = Limiter(f"100/hour {algorithm}", name="all", store=redis.uri)
+    limiter = Limiter(f"100/hour {algorithm}", name="all", store=redis.patient)
     decision = limiter.hit("u", cost=3)
     decision.refund()
     assert limiter.peek("u").remaining == 100
@@ -426,8 +426,8 @@ def test_a_lease_on_redis_ends_by_the_servers_clock(redis: Server) -> None:
 
 def test_a_silent_redis_makes_a_reservation_follow_the_failure_policy(caplog: pytest.LogCaptureFixture) -> None:
     with server() as other:
-        limiter = Limiter("5/hour", store=other.uri)
-        closed = Limiter("5/hour", store=other.uri, on_store_failure="closed")
+        limiter = Limiter("5/hour", store=other.patient)
+        closed = Limiter("5/hour", store=other.patient, on_store_failure="closed")
         held = limiter.reserve("u", cost=2)
         held.__enter__()
     assert not held.settle(1), "it cannot be told"

@@ -318,7 +318,7 @@ def test_a_wait_that_nobody_runs_any_more_gives_back(redis: Server) -> None:
 
 def test_a_silent_store_keeps_nobody_waiting(redis: Server) -> None:
     with server() as other:
-        limiter = Limiter("1/hour", store=other.uri, on_store_failure="closed")
+        limiter = Limiter("1/hour", store=other.patient, on_store_failure="closed")
         assert limiter.hit("a")
     begun = time.monotonic()
     decision = limiter.wait("a", timeout=30)

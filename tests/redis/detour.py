@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from server import Server
 
 
+BROKEN = 120  # bytes: to break all that is said at the start takes a busy machine longer than anybody waits
+
+
 class Detour:
     """Stands in front of a server that has a port. `delay` is in seconds, before each piece of an answer is passed on;
-    `bytes_at_once`, if not 0, breaks it into smaller ones; `answered` is called with how many decisions have been answered,
-    before that is passed on."""
+    `bytes_at_once`, if not 0, breaks its beginning, more than a decision takes, into smaller ones; `answered` is called with
+    how many decisions have been answered, before that is passed on."""
 
     def __init__(self, to: Server) -> None:
         self.to = to
@@ -64,10 +67,11 @@ class Detour:
                     asked.clear()
                     self.decisions += 1
                     self.answered(self.decisions)
-                for at in range(0, len(words), self.bytes_at_once or len(words)):
-                    near.sendall(words[at : at + (self.bytes_at_once or len(words))])
-                    if self.bytes_at_once:
-                        time.sleep(0.0005)  # or the kernel puts them together again
+                broken = min(len(words), BROKEN) if self.bytes_at_once else 0
+                for at in range(0, broken, self.bytes_at_once or 1):
+                    near.sendall(words[at : min(at + self.bytes_at_once, broken)])
+                    time.sleep(0.0005)  # or the kernel puts them together again
+                near.sendall(words[broken:])
         with contextlib.suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)
 

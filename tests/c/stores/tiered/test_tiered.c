@@ -144,8 +144,10 @@ a_denial_asks_redis_once_until_it_can_have_changed(void **unused)
         assert_false(first.allowed);
         const long long before = asked();
         const uint64_t began_us = tg__monotonic_us();
+        uint64_t last_us = began_us;
         tg_decision last = first;
         for (int k = 0; k < 1000; k++) {
+            last_us = tg__monotonic_us();
             const tg_decision decision = hit(limiter, "a");
             assert_false(decision.allowed);
             assert_false(decision.degraded);
@@ -162,7 +164,7 @@ a_denial_asks_redis_once_until_it_can_have_changed(void **unused)
         if (took_us < 150000) /* a busy machine may take so long that the shortest window opens */
             assert_int_equal(asked() - before, 0);
         assert_true(first.retry_after_us - last.retry_after_us <= took_us + 2000000);
-        assert_true(first.retry_after_us - last.retry_after_us + 50000 >= took_us);
+        assert_true(first.retry_after_us - last.retry_after_us + 50000 >= last_us - began_us);
         tg_limiter_close(limiter);
     }
     tg_store_close(store);
@@ -725,7 +727,7 @@ static void
 await_remaining(tg_limiter *elsewhere, uint64_t expected)
 {
     tg_decision decision = { .remaining = UINT64_MAX };
-    for (int i = 0; i < 200 && decision.remaining != expected; i++) {
+    for (int i = 0; i < 1000 && decision.remaining != expected; i++) {
         sleep_us(10000);
         decision = peek(elsewhere, "a");
     }
@@ -798,7 +800,7 @@ many_clients_in_one_flush_are_each_counted(void **unused)
             snprintf(who, sizeof who, "%d", i);
             assert_int_equal(hit(limiter, who).remaining, 999 - round);
         }
-    const uint64_t end_us = tg__monotonic_us() + 3000000;
+    const uint64_t end_us = tg__monotonic_us() + 10 * SECOND_US;
     for (int i = 0; i < CLIENTS; i++) {
         char who[16];
         snprintf(who, sizeof who, "%d", i);
