@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fcgi_daemon import wait_for
+from fcgi_daemon import free_port, wait_for
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
@@ -20,12 +20,6 @@ NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 def php_fpm() -> str | None:
     found = [path for folder in ("/usr/sbin", "/usr/local/sbin", "/usr/bin") for path in Path(folder).glob("php-fpm*")]
     return str(sorted(found)[0]) if found else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def replace(text: str, changes: Iterable[tuple[str, str]]) -> str:
