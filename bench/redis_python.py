@@ -4,8 +4,10 @@ limiters, in one interleaved run; and what each script costs the server beside I
     python bench/redis_python.py FOLDER_OF_PROGRAMS [--rounds N] [--milliseconds M] [--json]
 
 Each round times every row once; a ratio is the median of the ratios within a round. Times are the clock's, since two
-processes work on each decision: run it on a machine that does nothing else, with two processors or more. Must not enter:
-HTTP.
+processes work on each decision: run it on a machine that does nothing else, with two processors or more. The server has one
+of them to itself and all who ask have the others: where the scheduler is left to choose, one and the same row is now a third
+faster, now slower, by which row was before it. Who waits for each answer does so in a process of its own, as the loop does.
+Must not enter: HTTP.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -99,24 +102,30 @@ def words(command: bytes) -> list[bytes]:
     return found
 
 
-class Plain:
-    """The hiredis loop with one command."""
+class Asker:
+    """A process that asks, for so long as each line says."""
 
-    def __init__(self, program: Path, path: Path, folder: Path, name: str, command: bytes) -> None:
-        file = folder / name.replace(" ", "-")
-        file.write_bytes(command)
-        self.process = subprocess.Popen([program, path, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: str | Path) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def rate(self, depth: int, milliseconds: int) -> tuple[float, float]:
-        """Commands a second, and the server's microseconds for each."""
+    def rate(self, *numbers: int) -> list[float]:
+        """Decisions a second, and what else the process tells."""
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(f"{depth} {milliseconds}\n")
-        self.process.stdin.flush()
-        rate, cpu = self.process.stdout.readline().split()
-        return float(rate), float(cpu)
+        print(*numbers, file=self.process.stdin, flush=True)
+        told = [float(number) for number in self.process.stdout.readline().split()]
+        if not told:
+            raise SystemExit(f"{self.process.args!r} has ended")
+        return told
 
     def close(self) -> None:
         self.process.communicate()
+
+
+def plain(program: Path, path: Path, folder: Path, name: str, command: bytes) -> Asker:
+    """The hiredis loop with one command: so many at a time for so many milliseconds. Tells the server's microseconds too."""
+    file = folder / name.replace(" ", "-")
+    file.write_bytes(command)
+    return Asker(program, path, file)
 
 
 def called(ask: Callable[[], object], seconds: float) -> float:
@@ -144,21 +153,40 @@ async def awaited(ask: Ask, tasks: int, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def others(path: Path) -> dict[str, Callable[[], object]]:
-    """Limiters that wait, in the way their documentation calls them."""
-    uri = f"redis+unix://{path}"
-    fixed = limits.strategies.FixedWindowRateLimiter(limits.storage.storage_from_string(uri))
-    moving = limits.strategies.SlidingWindowCounterRateLimiter(limits.storage.storage_from_string(uri))
-    item = limits.RateLimitItemPerDay(1_000_000_000)
-    bucket = throttled.Throttled(
-        key=KEY, using="token_bucket", quota=throttled.per_sec(1_000_000_000, burst=1_000_000_000),
-        store=throttled.RedisStore(server=f"unix://{path}"),
-    )  # fmt: skip
-    return {
-        "limits, fixed window": lambda: fixed.hit(item, KEY),
-        "limits, sliding window counter": lambda: moving.hit(item, KEY),
-        "throttled-py, token bucket": lambda: bucket.limit(),
-    }
+def ours(path: str) -> Callable[[], object]:
+    return functools.partial(Limiter(RULES, name="bench", store=f"redis+unix://{path}?timeout_ms=2000").hit, KEY)
+
+
+def fixed_window(path: str) -> Callable[[], object]:
+    strategy = limits.strategies.FixedWindowRateLimiter(limits.storage.storage_from_string(f"redis+unix://{path}"))
+    return functools.partial(strategy.hit, limits.RateLimitItemPerDay(1_000_000_000), KEY)
+
+
+def sliding_window(path: str) -> Callable[[], object]:
+    strategy = limits.strategies.SlidingWindowCounterRateLimiter(limits.storage.storage_from_string(f"redis+unix://{path}"))
+    return functools.partial(strategy.hit, limits.RateLimitItemPerDay(1_000_000_000), KEY)
+
+
+def bucket(path: str) -> Callable[[], object]:
+    quota = throttled.per_sec(1_000_000_000, burst=1_000_000_000)
+    store = throttled.RedisStore(server=f"unix://{path}")
+    return throttled.Throttled(key=KEY, using="token_bucket", quota=quota, store=store).limit
+
+
+# Who waits for each answer, in the way the documentation of each calls it.
+WAITING = {
+    "tidegate, hit()": ours,
+    "limits, fixed window": fixed_window,
+    "limits, sliding window counter": sliding_window,
+    "throttled-py, token bucket": bucket,
+}
+
+
+def wait_for_answers(name: str, path: str) -> None:
+    """What the process of a row of WAITING does: for each line of milliseconds it asks, and prints the decisions a second."""
+    ask = WAITING[name](path)
+    for line in sys.stdin:
+        print(called(ask, int(line) / 1000), flush=True)
 
 
 def async_others(path: Path, command: list[bytes], tasks: int) -> dict[str, Callable[[float], Coroutine[Any, Any, float]]]:
@@ -169,14 +197,14 @@ def async_others(path: Path, command: list[bytes], tasks: int) -> dict[str, Call
         client = redis.asyncio.Redis(unix_socket_path=str(path), max_connections=tasks)
         try:
             await client.evalsha(sha, keys, *rest)
-            return await awaited(lambda: client.evalsha(sha, keys, *rest), tasks, seconds)
+            return await awaited(functools.partial(client.evalsha, sha, keys, *rest), tasks, seconds)
         finally:
             await client.aclose()
 
     async def by_coredis(seconds: float) -> float:
         async with coredis.Redis(unix_socket_path=str(path)) as client:
             await client.evalsha(sha, keys=rest[:keys], args=rest[keys:])
-            return await awaited(lambda: client.evalsha(sha, keys=rest[:keys], args=rest[keys:]), tasks, seconds)
+            return await awaited(functools.partial(client.evalsha, sha, keys=rest[:keys], args=rest[keys:]), tasks, seconds)
 
     async def by_limits(seconds: float) -> float:
         storage = limits.storage.storage_from_string(
@@ -185,7 +213,7 @@ def async_others(path: Path, command: list[bytes], tasks: int) -> dict[str, Call
         strategy = limits.aio.strategies.FixedWindowRateLimiter(storage)
         item = limits.RateLimitItemPerDay(1_000_000_000)
         await strategy.hit(item, KEY)
-        return await awaited(lambda: strategy.hit(item, KEY), tasks, seconds)
+        return await awaited(functools.partial(strategy.hit, item, KEY), tasks, seconds)
 
     return {"redis-py asyncio": by_redis_py, "coredis": by_coredis, "limits.aio, fixed window": by_limits}
 
@@ -195,31 +223,37 @@ def measure(programs: Path, path: Path, folder: Path, rounds: int, milliseconds:
     store = f"redis+unix://{path}?timeout_ms=2000"
     limiter = Limiter(RULES, name="bench", store=store)
     command = heard(path, folder, RULES, "bench")
-    plain = Plain(programs / "redis_loop", path, folder, "bench", command)
+    loop = plain(programs / "redis_loop", path, folder, "bench", command)
+    waiting = {name: Asker(sys.executable, __file__, "--wait", name, path) for name in WAITING}
     loops = {"asyncio": asyncio.new_event_loop(), "uvloop": uvloop.new_event_loop()}
-    rows: dict[str, Callable[[], float]] = {
-        "hiredis loop, one at a time": lambda: plain.rate(1, milliseconds)[0],
-        "tidegate, hit()": lambda: called(lambda: limiter.hit(KEY), seconds),
-        "hiredis loop, 64 at a time": lambda: plain.rate(64, milliseconds)[0],
+
+    def told_by(asker: Asker, *numbers: int) -> Callable[[], float]:
+        return lambda: asker.rate(*numbers)[0]
+
+    def run_by(events: asyncio.AbstractEventLoop, main: Callable[[float], Coroutine[Any, Any, float]]) -> Callable[[], float]:
+        return lambda: events.run_until_complete(main(seconds))
+
+    rows = {
+        "hiredis loop, one at a time": told_by(loop, 1, milliseconds),
+        **{name: told_by(asker, milliseconds) for name, asker in waiting.items()},
+        "hiredis loop, 64 at a time": told_by(loop, 64, milliseconds),
     }
-    for name, loop in loops.items():
+    hit = functools.partial(limiter.hit_async, KEY)
+    for name, events in loops.items():
         for tasks in (64, 256):
-            rows[f"tidegate, hit_async(), {tasks} tasks, {name}"] = lambda loop=loop, tasks=tasks: loop.run_until_complete(
-                awaited(lambda: limiter.hit_async(KEY), tasks, seconds)
-            )
-    for name, ask in others(path).items():
-        rows[name] = lambda ask=ask: called(ask, seconds)
+            rows[f"tidegate, hit_async(), {tasks} tasks, {name}"] = run_by(events, functools.partial(awaited, hit, tasks))
     for tasks in (64, 256):
         for name, main in async_others(path, words(command), tasks).items():
-            rows[f"{name}, {tasks} tasks"] = lambda main=main: loops["asyncio"].run_until_complete(main(seconds))
+            rows[f"{name}, {tasks} tasks"] = run_by(loops["asyncio"], main)
     rates: dict[str, list[float]] = {row: [] for row in rows}
     for number in range(rounds):
         # Back and forth, so that no row is always the one after another.
         for row in list(rows) if number % 2 == 0 else reversed(list(rows)):
             rates[row].append(rows[row]())
-    plain.close()
-    for loop in loops.values():
-        loop.close()
+    for asker in (loop, *waiting.values()):
+        asker.close()
+    for events in loops.values():
+        events.close()
     return {"rates": rates, "cpu": server_costs(programs, path, folder, rounds, milliseconds)}
 
 
@@ -228,7 +262,7 @@ def server_costs(programs: Path, path: Path, folder: Path, rounds: int, millisec
     loops = {}
     for name, rules in SCRIPTS.items():
         command = heard(path, folder, rules, name) if rules else b"*2\r\n$4\r\nINCR\r\n$7\r\nbench:i\r\n"
-        loops[name] = Plain(programs / "redis_loop", path, folder, name, command)
+        loops[name] = plain(programs / "redis_loop", path, folder, name, command)
     costs: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, loop in loops.items():
@@ -247,7 +281,7 @@ def report(told: dict[str, Any]) -> None:
     one, many, theirs = "hiredis loop, one at a time", "hiredis loop, 64 at a time", "redis-py asyncio, 64 tasks"
     print(f"{'':52}{'a second':>10}  to the loop  to redis-py asyncio")
     for row in rates:
-        base = one if row in (one, "tidegate, hit()") or "tasks" not in row and row != many else many
+        base = one if row in (one, *WAITING) else many
         print(f"{row:52}{statistics.median(rates[row]):10.0f}  {ratio(rates, row, base):11.2f}  {ratio(rates, row, theirs):11.1f}")
     print()
     for name in cpu:
@@ -263,14 +297,27 @@ def report(told: dict[str, Any]) -> None:
         print(f"{'met   ' if found >= least else 'missed'}  {what}: {found:.2f}, at least {least}")
 
 
+def divide_processors(server: int) -> None:
+    """One for the server, the others for whoever asks: this process and those it starts from here on."""
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) < 2:
+        print("one processor alone: what is measured is how it is shared", file=sys.stderr)
+        return
+    os.sched_setaffinity(server, processors[:1])
+    os.sched_setaffinity(0, processors[1:])
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("programs", type=Path)
     arguments.add_argument("--rounds", type=int, default=11)
     arguments.add_argument("--milliseconds", type=int, default=300)
     arguments.add_argument("--json", action="store_true")
-    given = arguments.parse_args()
     os.environ["TIDEGATE_SECRET"] = "bench"
+    if sys.argv[1:2] == ["--wait"]:
+        wait_for_answers(*sys.argv[2:])
+        return 0
+    given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="tg-bench-") as folder:
         path = Path(folder) / "s"
         server = subprocess.Popen(
@@ -281,6 +328,7 @@ def main() -> int:
         try:
             while not path.exists():
                 time.sleep(0.01)
+            divide_processors(server.pid)
             told = measure(given.programs, path, Path(folder), given.rounds, given.milliseconds)
         finally:
             server.terminate()

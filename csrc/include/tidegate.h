@@ -257,6 +257,12 @@ TG_API uint64_t tg_store_now_us(tg_store *store);
 TG_API int64_t tg_store_utc_offset_us(tg_store *store);
 /* Whether a decision may wait for a network: a binding then lets its other threads run meanwhile. */
 TG_API bool tg_store_remote(const tg_store *store);
+/* Has `wait` called once, by what this thread asks a remote store next, where it begins to wait: by then the question is on
+ * its way already. A binding lets go of its interpreter there, and forgets it afterwards with `wait` NULL, whether it was
+ * called or not.
+ *
+ * false: this store does not tell. What asks it may wait from its beginning on. */
+TG_API bool tg_store_before_waiting(const tg_store *store, void (*wait)(void *context), void *context);
 
 /* Counters and fill of a table since it was made, for all processes together. */
 typedef struct tg_store_stats {

@@ -306,6 +306,29 @@ tg_store_remote(const tg_store *store)
     return store->ops->remote;
 }
 
+static _Thread_local void (*before_waiting)(void *context);
+static _Thread_local void *before_waiting_context;
+
+bool
+tg_store_before_waiting(const tg_store *store, void (*wait)(void *context), void *context)
+{
+    if (!store->ops->tells_of_waiting)
+        return false;
+    before_waiting = wait;
+    before_waiting_context = context;
+    return true;
+}
+
+void
+tg__store_waits(void)
+{
+    void (*const wait)(void *) = before_waiting;
+    if (!wait)
+        return;
+    before_waiting = NULL;
+    wait(before_waiting_context);
+}
+
 tg_status
 tg_store_read_stats(tg_store *store, tg_store_stats *stats, tg_error *error)
 {

@@ -92,6 +92,7 @@ struct tg_store_async {
 typedef struct tg_store_ops {
     const char *name; /* "table": appears in errors and metrics */
     bool remote;      /* apply may wait for a network */
+    bool tells_of_waiting; /* apply says tg__store_waits first, and waits behind no lock of who has said so */
     /* One atomic step for every thread and process that shares the store; the store supplies the clock.
      *
      * until_us  for stores that are remote, of tg__monotonic_us: the end of what one judgement may wait, of which this may be
@@ -196,6 +197,8 @@ tg_status tg__tiered_check_address(const tg_store_uri *uri, const tg_rule *rule,
 
 /* Takes another reference. */
 void tg__store_retain(tg_store *store);
+/* What a store says right before it waits for the network; it holds no lock then. See tg_store_before_waiting. */
+void tg__store_waits(void);
 
 static inline tg_status
 tg__async_begin(tg_store_async *client, tg_op op, const tg_target *targets, size_t target_count, uint64_t until_us,

@@ -153,8 +153,8 @@ typedef struct tgpy_gate {
     bool names_route, names_user;
 } tgpy_gate;
 
-/* Around a call into the library that asks a store. A table answers sooner than the interpreter's lock is let go and taken
- * again; a network does not, and other threads run meanwhile. In between only what the caller holds may be touched. */
+/* Around a call into the library that asks a store, and touches only what the caller holds. A table answers sooner than
+ * the interpreter's lock is let go and taken again; a network does not, and other threads run meanwhile. */
 static inline PyThreadState *
 tgpy_others_run(const tg_store *store)
 {
@@ -166,6 +166,30 @@ tgpy_others_stop(PyThreadState *thread)
 {
     if (thread)
         PyEval_RestoreThread(thread);
+}
+
+/* The same for a decision, the one call that is worth it: the lock is let go where a store begins to wait, if it tells, with
+ * the question on its way already. *thread is the caller's, for both. */
+static inline void
+tgpy_let_go(void *thread)
+{
+    *(PyThreadState **)thread = PyEval_SaveThread();
+}
+
+static inline void
+tgpy_others_run_meanwhile(const tg_store *store, PyThreadState **thread)
+{
+    *thread = NULL;
+    if (store && tg_store_remote(store) && !tg_store_before_waiting(store, tgpy_let_go, thread))
+        tgpy_let_go(thread);
+}
+
+static inline void
+tgpy_others_stop_meanwhile(const tg_store *store, PyThreadState **thread)
+{
+    if (store && tg_store_remote(store))
+        tg_store_before_waiting(store, NULL, NULL);
+    tgpy_others_stop(*thread);
 }
 
 typedef struct tgpy_judgement {

@@ -660,12 +660,14 @@ judge_now(tgpy_state *state, const struct judges *judges, const tg_request *requ
     tg_answer answer;
     tg_error error;
     tg_gate *gate = judges->gate;
-    PyThreadState *thread = tgpy_others_run(gate ? tg_gate_store(gate) : tg_limiter_store(judges->limiters[0]));
+    PyThreadState *thread;
+    const tg_store *store = gate ? tg_gate_store(gate) : tg_limiter_store(judges->limiters[0]);
+    tgpy_others_run_meanwhile(store, &thread);
     const tg_status status =
         gate ? tg_gate_judge(gate, request, cost, prior->pointers, prior->count, &judgement, &answer, &error)
              : tg_limiters_judge(judges->limiters, judges->limiter_count, request, cost, prior->pointers, prior->count,
                                  &judgement, &error);
-    tgpy_others_stop(thread);
+    tgpy_others_stop_meanwhile(store, &thread);
     if (status == TG_OK)
         return tgpy_judgement_new(state, judges->owner, &judgement, gate ? &answer : NULL);
     return tgpy_raise(state, &error, NULL);

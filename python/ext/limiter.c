@@ -1,7 +1,7 @@
 /* Limiter: rules, a store, and the hit.
  *
- * The interpreter lock is kept during a decision: letting it go and taking it back costs more than a decision in a table
- * does. It is let go where a store or a rules file is opened, which may wait for another process. */
+ * The interpreter lock is kept during a decision in a table: letting it go and taking it back costs more than that does. It
+ * is let go where a network is waited for, and where a store or a rules file is opened, which may wait for another process. */
 #include "ext.h"
 
 #include <stdlib.h>
@@ -272,9 +272,11 @@ decide(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *name
         goto done;
     tg_decision decision; /* 5 KiB that nobody clears: what is in use is written */
     tg_error error;
-    PyThreadState *thread = tgpy_others_run(tg_limiter_store(self->limiter));
+    PyThreadState *thread;
+    const tg_store *store = tg_limiter_store(self->limiter);
+    tgpy_others_run_meanwhile(store, &thread);
     const tg_status status = function(self->limiter, call.dimensions, call.dimension_count, call.cost, &decision, &error);
-    tgpy_others_stop(thread);
+    tgpy_others_stop_meanwhile(store, &thread);
     if (status == TG_OK)
         made = tgpy_decision_new(self->state, object, &decision);
     else

@@ -206,6 +206,13 @@ class RateLimit(Dependency):
         self._enabled = enabled
         self._hit = _never if not enabled else self._hit_unless_exempt if self._exempt else self._simple
 
+    def __copy__(self) -> RateLimit:
+        """The limit itself: a copied route or list of dependencies has the same limit and the same override."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> RateLimit:
+        return self
+
     def exempt(self, endpoint: Endpoint) -> Endpoint:
         """Leaves an endpoint out of this limit, for one that a router or an application has for all of its routes. Below
         the route's decorator or above, any endpoint that FastAPI takes."""

@@ -1,6 +1,7 @@
 """rate_limit(...) and user_rate_limit(...) as dependencies, install(app): what a client of a FastAPI application
 sees."""
 
+import copy
 import json
 import socket
 import uuid
@@ -884,3 +885,22 @@ def test_a_limit_written_as_a_decorator_above_or_below_the_route_stops_the_impor
         @limit
         @route("/above")
         async def above() -> None: ...
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_dependency_is_the_same_limit_with_the_same_override(copied: Callable[..., Any]) -> None:
+    limit = rate_limit("2/minute", store="memory://copied")
+    app = FastAPI()
+    both = [Depends(limit)]
+
+    @app.get("/one", dependencies=both)
+    def one() -> None: ...
+
+    @app.get("/two", dependencies=copied(both))
+    def two() -> None: ...
+
+    client = TestClient(app)
+    assert [client.get(path).status_code for path in ("/one", "/two")] == [200, 200]
+    assert copied(limit) is limit
+    app.dependency_overrides[limit] = lambda: None
+    assert [client.get("/two").status_code for _ in range(5)] == [200] * 5

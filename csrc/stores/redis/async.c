@@ -620,7 +620,7 @@ hear_reply(redis_async *client, const redisReply *reply)
     }
     if (reply->type != REDIS_REPLY_ERROR) {
         const tg_trouble trouble = tg__redis_read(client->store, call->op, &call->plan, call->targets,
-                                                  call->target_count, reply, call->results, &error);
+                                                  call->target_count, reply, tg__monotonic_us(), call->results, &error);
         finish(client, call, trouble, &error);
         release(client, call);
         return;
@@ -779,7 +779,7 @@ tg__redis_async_begin_node(tg_store_async *base, tg_node_call *how, tg_op op, co
                          TG_ASYNC_PENDING_MAX);
     bool probe, brief;
     uint64_t deadline_us;
-    if (tg__question_time(store->address.shown, until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK) {
+    if (tg__question_time(store->address.shown, tg__monotonic_us(), until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK) {
         if (how && error)
             error->system_error = 0; /* its other nodes have used it up: one question all the same */
         return TG_E_STORE;

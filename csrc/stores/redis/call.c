@@ -4,6 +4,7 @@
 
 #define DESCRIPTION_BYTES 52
 #define PATIENCE_BYTES 8 /* behind it, where there is any */
+_Static_assert(DESCRIPTION_BYTES == 52 && DESCRIPTION_BYTES + PATIENCE_BYTES == 60, "as put_description says");
 
 static bool
 same_counts(const tg_target *a, const tg_target *b)
@@ -63,12 +64,17 @@ put_keys(tg_resp *resp, const tg_redis_store *store, const tg_redis_keyring *key
     }
 }
 
-/* What common.lua's rule_of() and more.lua's refund_of() read. */
+/* What common.lua's rule_of() and more.lua's refund_of() read: a bulk string of one of two lengths. */
 static void
 put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follows)
 {
     const tg_rule *rule = target->rule;
-    uint8_t bytes[DESCRIPTION_BYTES + PATIENCE_BYTES], *at = bytes;
+    const bool patient = target->patience_us > 0;
+    uint8_t *at = (uint8_t *)tg__resp_room(resp, 5 + DESCRIPTION_BYTES + (patient ? PATIENCE_BYTES : 0) + 2);
+    if (!at)
+        return;
+    memcpy(at, patient ? "$60\r\n" : "$52\r\n", 5);
+    at += 5;
     *at++ = rule->algorithm;
     *at++ = key;
     *at++ = (uint8_t)(target->charged | (follows ? 2 : 0) | (target->forced ? 4 : 0) | target->counts_denied << 3);
@@ -81,9 +87,9 @@ put_description(tg_resp *resp, const tg_target *target, uint8_t key, bool follow
     /* Before 1970 a week's start is two's complement. */
     at = tg__put_number(at, rule->algorithm == TG_FIXED_WINDOW ? (double)(int64_t)target->stamp_us
                                                            : (double)target->stamp_us);
-    if (target->patience_us > 0)
+    if (patient)
         at = tg__put_number(at, (double)target->patience_us);
-    tg__resp_bulk(resp, bytes, (size_t)(at - bytes));
+    memcpy(at, "\r\n", 2);
 }
 
 void
@@ -125,9 +131,12 @@ tg__call_head(tg_resp *resp, const tg_redis_store *store, const tg_call *call, t
         tg__resp_count(resp, '$', tg__redis_script(tg__call_script(call, op)).length);
     } else {
         static const char evalsha[] = "$7\r\nEVALSHA\r\n$40\r\n";
-        tg__resp_raw(resp, evalsha, sizeof evalsha - 1);
-        tg__resp_raw(resp, store->sha[tg__call_script(call, op)], 40);
-        tg__resp_raw(resp, "\r\n", 2);
+        char *const at = tg__resp_room(resp, sizeof evalsha - 1 + 40 + 2);
+        if (!at)
+            return;
+        memcpy(at, evalsha, sizeof evalsha - 1);
+        memcpy(at + sizeof evalsha - 1, store->sha[tg__call_script(call, op)], 40);
+        memcpy(at + sizeof evalsha - 1 + 40, "\r\n", 2);
     }
 }
 

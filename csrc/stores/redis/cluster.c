@@ -92,7 +92,7 @@ node_at(tg_cluster *cluster, const char *host, uint16_t port, tg_error *error)
     store->cluster = cluster;
     store->base.shown = store->address.shown;
     address_of(cluster, host, port, &store->address);
-    store->timeout_us = cluster->timeout_us;
+    store->timeout_us = store->address.timeout_us = cluster->timeout_us;
     store->manual = cluster->manual;
     store->clock = cluster->clock;
     store->names = cluster->names;
@@ -221,10 +221,11 @@ ask_map(tg_cluster *cluster, const tg_redis_host *host, uint64_t deadline_us, tg
         trouble = tg__wire_send(wire, &(struct iovec){ bytes, resp.length }, 1, deadline_us, NULL, error);
     explicit_bzero(bytes, sizeof bytes);
     while (trouble == TG__TROUBLE_NONE && replies > 0) {
-        redisReply *reply = NULL;
-        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+        tg_heard heard = { .reply = NULL };
+        trouble = tg__wire_hear(wire, deadline_us, &heard, error);
         if (trouble != TG__TROUBLE_NONE)
             break;
+        const redisReply *const reply = heard.reply;
         replies--;
         if (reply->type == REDIS_REPLY_ERROR || (replies == 0 && reply->type != REDIS_REPLY_ARRAY)) {
             char explained[320];
@@ -236,7 +237,7 @@ ask_map(tg_cluster *cluster, const tg_redis_host *host, uint64_t deadline_us, tg
         } else if (replies == 0) {
             trouble = take_map(cluster, reply, host, error);
         }
-        freeReplyObject(reply);
+        tg__heard_forget(&heard);
     }
     tg__wire_close(wire);
     return trouble;
@@ -397,7 +398,7 @@ tg__cluster_keyring(tg_cluster *cluster, uint64_t deadline_us, tg_redis_keyring 
         }
         tg_redis_wire *wire = NULL;
         tg__pool_close_idle(&node->store); /* greeted before the slot was known to be here */
-        const tg_trouble trouble = tg__pool_take(&node->store, deadline_us, &wire, error);
+        const tg_trouble trouble = tg__pool_take(&node->store, 0, deadline_us, &wire, error);
         if (trouble == TG__TROUBLE_NONE)
             tg__pool_give(&node->store, wire, true);
         tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
@@ -520,7 +521,7 @@ another_has_it(tg_cluster *cluster, unsigned slot, uint64_t deadline_us, tg_node
 /* One call about one slot, at whichever node has it. *asked (held, may be NULL) is who answered. A call that may have
  * run is not repeated. */
 static tg_trouble
-ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t deadline_us, tg_heard *heard,
          tg_node **asked, tg_error *error)
 {
     tg_node *node = tg__owner_hold(cluster, slot);
@@ -548,24 +549,23 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
             trouble = TG__TROUBLE_PAUSED;
             break;
         }
-        trouble = tg__redis_ask(&node->store, question, deadline_us, reply, &unsent, error);
+        trouble = tg__redis_ask(&node->store, question, deadline_us, heard, &unsent, error);
         if (trouble == TG__TROUBLE_TIMEOUT)
             atomic_fetch_add_explicit(&cluster->timeouts, 1, memory_order_relaxed);
         if (question->brief && trouble == TG__TROUBLE_TIMEOUT)
             tg__breaker_shrugs(&node->store, probe);
         else
             tg__breaker_hears(&node->store, trouble == TG__TROUBLE_MOVED ? TG__TROUBLE_NONE : trouble, probe);
-        if (trouble == TG__TROUBLE_MOVED && !*reply) { /* while greeting: where the secret is has changed */
+        if (trouble == TG__TROUBLE_MOVED && !heard->reply) { /* while greeting: where the secret is has changed */
             if (map_asked || !another_has_it(cluster, slot, deadline_us, &node))
                 map_asked = true;
             continue;
         }
         if (trouble == TG__TROUBLE_MOVED) {
-            const bool again = strncmp((*reply)->str, "TRYAGAIN", 8) == 0;
-            const bool moved = strncmp((*reply)->str, "MOVED", 5) == 0;
-            tg_node *to = again ? NULL : tg__cluster_follow(cluster, slot, (*reply)->str, node->store.address.host, moved, error);
-            freeReplyObject(*reply);
-            *reply = NULL;
+            const bool again = strncmp(heard->reply->str, "TRYAGAIN", 8) == 0;
+            const bool moved = strncmp(heard->reply->str, "MOVED", 5) == 0;
+            tg_node *to = again ? NULL : tg__cluster_follow(cluster, slot, heard->reply->str, node->store.address.host, moved, error);
+            tg__heard_forget(heard);
             if (again) { /* keys of one slot, half of them moved: the rest will be in a moment */
                 const uint64_t now_us = tg__monotonic_us();
                 const uint64_t at_us = now_us + (UINT64_C(500) << (pauses < 4 ? pauses++ : 4));
@@ -594,9 +594,7 @@ ask_slot(tg_cluster *cluster, unsigned slot, tg_inquiry *question, uint64_t dead
         if (trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED || !nothing_ran || map_asked)
             break;
         map_asked = true;
-        if (*reply)
-            freeReplyObject(*reply);
-        *reply = NULL;
+        tg__heard_forget(heard);
         question->asking = false;
         if (!another_has_it(cluster, slot, deadline_us, &node))
             break;
@@ -657,7 +655,7 @@ tell(tg_op op, tg_part_call *part, const tg_target *targets, bool untaken, tg_re
     tg_call call = part->call;
     call.denied = call.denied || untaken;
     const tg_trouble trouble =
-        tg__redis_read(&part->node->store, op, &call, own, part->count, part->reply, told, error);
+        tg__redis_read(&part->node->store, op, &call, own, part->count, part->heard.reply, part->heard.at_us, told, error);
     if (trouble == TG__TROUBLE_NONE)
         for (size_t i = 0; i < part->count; i++)
             results[part->index[i]] = told[i];
@@ -667,10 +665,8 @@ tell(tg_op op, tg_part_call *part, const tg_target *targets, bool untaken, tg_re
 static void
 part_forget(tg_cluster *cluster, tg_part_call *part)
 {
-    if (part->reply)
-        freeReplyObject(part->reply);
+    tg__heard_forget(&part->heard);
     tg__node_release(cluster, part->node);
-    part->reply = NULL;
     part->node = NULL;
 }
 
@@ -691,7 +687,7 @@ ask_part(tg_cluster *cluster, tg_op op, tg_part_call *part, bool look, const tg_
         return TG__TROUBLE_NONE;
     tg_inquiry question = { .op = op, .call = &part->call, .targets = own, .target_count = part->count,
                              .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
-    const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->reply, &part->node, error);
+    const tg_trouble trouble = ask_slot(cluster, part->slot, &question, deadline_us, &part->heard, &part->node, error);
     if (trouble == TG__TROUBLE_NONE)
         atomic_store_explicit(&cluster->ahead_us, atomic_load_explicit(&part->node->store.ahead_us, memory_order_relaxed),
                               memory_order_relaxed);
@@ -725,13 +721,13 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
     }
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
                              .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
-    redisReply *reply = NULL;
+    tg_heard heard;
+    heard.reply = NULL;
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
     if (call.asked > 0)
-        ask_slot(cluster, part->slot, &question, deadline_us, &reply, &node, &unused);
-    if (reply)
-        freeReplyObject(reply);
+        ask_slot(cluster, part->slot, &question, deadline_us, &heard, &node, &unused);
+    tg__heard_forget(&heard);
     tg__node_release(cluster, node);
 }
 
@@ -761,7 +757,7 @@ static tg_trouble
 hear_lease(tg_part_call *part, tg_error *error)
 {
     uint8_t first = 0;
-    if (!tg__redis_read_head(part->reply, &first, &part->now_us)) {
+    if (!tg__redis_read_head(part->heard.reply, &first, &part->now_us)) {
         tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", part->node->store.address.shown);
         return TG__TROUBLE_REFUSED;
     }
@@ -971,7 +967,7 @@ begin_asking(tg_cluster *cluster, tg_op op, const tg_target *targets, size_t tar
     if (now->manual_now_us > TG__REDIS_CLOCK_US_MAX)
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
-    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &now->deadline_us, &now->brief, error) != TG_OK)
+    if (tg__question_time(cluster->address.shown, tg__monotonic_us(), until_us, cluster->timeout_us, &now->deadline_us, &now->brief, error) != TG_OK)
         return TG_E_STORE;
     if (tg__cluster_keyring(cluster, now->deadline_us, &now->keyring, error) != TG__TROUBLE_NONE)
         return error->status = TG_E_STORE;
@@ -1431,7 +1427,7 @@ look_at_cluster(tg_cluster *cluster, uint64_t began_us, tg_error *error)
             continue;
         tg_redis_store *store = &cluster->nodes[i]->store;
         tg_redis_wire *wire = NULL;
-        const tg_trouble found = tg__pool_take(store, deadline_us, &wire, &seen);
+        const tg_trouble found = tg__pool_take(store, 0, deadline_us, &wire, &seen);
         if (found == TG__TROUBLE_NONE)
             tg__pool_give(store, wire, true);
         failing = failing || found != TG__TROUBLE_NONE;

@@ -46,7 +46,7 @@ typedef struct tg_part_call { /* what lies in one slot */
     size_t count;
     uint8_t index[TG_TARGETS_MAX]; /* of the caller's targets */
     tg_call call;
-    redisReply *reply;
+    tg_heard heard;
     tg_node *node; /* who answered */
     bool charged;
     bool refused; /* a target of it was denied when it was asked last */

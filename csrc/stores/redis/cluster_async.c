@@ -816,7 +816,7 @@ async_begin(tg_store_async *base, tg_op op, const tg_target *targets, size_t tar
                          TG_ASYNC_PENDING_MAX);
     uint64_t deadline_us;
     bool brief;
-    if (tg__question_time(cluster->address.shown, until_us, cluster->timeout_us, &deadline_us, &brief, error) != TG_OK)
+    if (tg__question_time(cluster->address.shown, tg__monotonic_us(), until_us, cluster->timeout_us, &deadline_us, &brief, error) != TG_OK)
         return TG_E_STORE;
     deciding *one = client->spare ? client->spare : malloc(sizeof *one);
     client->spare = NULL;

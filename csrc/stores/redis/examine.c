@@ -44,7 +44,7 @@ look_at_keys(tg_redis_store *store, tg_redis_wire *wire, const tg_redis_keyring 
         char bytes[256], count[16];
         tg_resp resp = { .data = bytes, .size = sizeof bytes };
         bool unsent;
-        redisReply *reply = NULL;
+        tg_heard heard = { .reply = NULL };
         snprintf(count, sizeof count, "%d", KEYS_PER_ROUND);
         const char *const words[] = { "SCAN", cursor, "MATCH", "tg1:*", "COUNT", count };
         tg__resp_command(&resp, sizeof words / sizeof *words, words);
@@ -52,15 +52,15 @@ look_at_keys(tg_redis_store *store, tg_redis_wire *wire, const tg_redis_keyring 
         const uint64_t deadline_us = round_until(until_us);
         tg_trouble trouble = tg__wire_send(wire, &piece, 1, deadline_us, &unsent, error);
         if (trouble == TG__TROUBLE_NONE)
-            trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+            trouble = tg__wire_hear(wire, deadline_us, &heard, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
-        const bool told = count_foreign(keyring, reply, cursor, sample);
+        const bool told = count_foreign(keyring, heard.reply, cursor, sample);
         if (!told)
             tg__notice("store-unchecked",
                        "%s: SCAN is refused (%.80s), so counts made under another secret are not looked for; +scan allows it",
-                       store->address.shown, reply->type == REDIS_REPLY_ERROR ? reply->str : "an unexpected reply");
-        freeReplyObject(reply);
+                       store->address.shown, heard.reply->type == REDIS_REPLY_ERROR ? heard.reply->str : "an unexpected reply");
+        tg__heard_forget(&heard);
         if (!told || strcmp(cursor, "0") == 0)
             break;
     }
@@ -72,7 +72,7 @@ tg__examine_server(tg_redis_store *server, const tg_redis_keyring *keyring, uint
                    tg_error *error)
 {
     tg_redis_wire *wire = NULL;
-    tg_trouble trouble = tg__pool_take(server, round_until(until_us), &wire, error);
+    tg_trouble trouble = tg__pool_take(server, 0, round_until(until_us), &wire, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     if (!keyring && !server->cluster)

@@ -330,12 +330,12 @@ tg__redis_greet(tg_redis_store *store, tg_redis_wire *wire, uint64_t deadline_us
         trouble = tg__wire_send(wire, &(struct iovec){ greeting.resp.data, greeting.resp.length }, 1, deadline_us, NULL,
                                 error);
     while (trouble == TG__TROUBLE_NONE && greeting.at < greeting.count) {
-        redisReply *reply = NULL;
-        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+        tg_heard heard = { .reply = NULL };
+        trouble = tg__wire_hear(wire, deadline_us, &heard, error);
         if (trouble != TG__TROUBLE_NONE)
             break;
-        trouble = tg__greeting_hear(store, wire, &greeting, reply, error);
-        freeReplyObject(reply);
+        trouble = tg__greeting_hear(store, wire, &greeting, heard.reply, error);
+        tg__heard_forget(&heard);
     }
     tg__greeting_end(&greeting);
     return trouble;

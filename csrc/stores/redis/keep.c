@@ -219,7 +219,7 @@ exchange_with(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, uint
     }
     tg_redis_wire *wire = NULL;
     tg_trouble trouble = errand->patience_us || find_spare(server)
-                             ? tg__pool_take(server, deadline_us, &wire, error)
+                             ? tg__pool_take(server, 0, deadline_us, &wire, error)
                              : TG__TROUBLE_PAUSED;
     if (!wire) {
         if (trouble == TG__TROUBLE_PAUSED)
@@ -243,16 +243,15 @@ exchange_with(tg_keeper *keeper, tg_redis_store *server, tg_errand *errand, uint
     }
     compose(keeper, errand, &keyring, text_length, &resp);
     bool unsent = true;
-    redisReply *reply = NULL;
+    tg_heard heard = { .reply = NULL };
     trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
+        trouble = tg__wire_hear(wire, deadline_us, &heard, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = hear(keeper, server, errand, &keyring, reply, error);
+        trouble = hear(keeper, server, errand, &keyring, heard.reply, error);
     else if (!unsent)
         tg__counts_carried(keeper->counts); /* nobody knows: rather too few than the same ones twice */
-    if (reply)
-        freeReplyObject(reply);
+    tg__heard_forget(&heard);
     free(resp.data);
     explicit_bzero(&keyring, sizeof keyring);
     tg__pool_give(server, wire,
@@ -349,7 +348,7 @@ sample_server(tg_keeper *keeper, tg_redis_store *server, tg_sample *sample, uint
         tg__error(error, TG_E_STORE, "%s: every connection is in use", server->address.shown);
         return TG__TROUBLE_PAUSED;
     }
-    tg_trouble trouble = tg__pool_take(server, deadline_us, &wire, error);
+    tg_trouble trouble = tg__pool_take(server, 0, deadline_us, &wire, error);
     if (trouble != TG__TROUBLE_NONE)
         return trouble;
     tg__resp_count(&resp, '*', 3 + sizeof words / sizeof *words);
@@ -358,14 +357,13 @@ sample_server(tg_keeper *keeper, tg_redis_store *server, tg_sample *sample, uint
     tg__resp_bulk(&resp, "0", 1);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         tg__resp_bulk(&resp, words[i], strlen(words[i]));
-    redisReply *reply = NULL;
+    tg_heard heard = { .reply = NULL };
     trouble = tg__wire_send(wire, &(struct iovec){ resp.data, resp.length }, 1, deadline_us, NULL, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = tg__wire_reply(wire, deadline_us, &reply, error);
-    if (trouble == TG__TROUBLE_NONE && !read_census(sample, reply))
+        trouble = tg__wire_hear(wire, deadline_us, &heard, error);
+    if (trouble == TG__TROUBLE_NONE && !read_census(sample, heard.reply))
         sample->census = (tg_census){ .sampled = 0 };
-    if (reply)
-        freeReplyObject(reply);
+    tg__heard_forget(&heard);
     tg__pool_give(server, wire, trouble == TG__TROUBLE_NONE);
     return trouble;
 }

@@ -174,9 +174,9 @@ readable(tg_text text)
 static bool
 private_kind(tg_text kind)
 {
-    static const char *const kinds[] = { "header:", "cookie:", "query:", "form:", "json:" };
+    static const tg_text kinds[] = { { "header:", 7 }, { "cookie:", 7 }, { "query:", 6 }, { "form:", 5 }, { "json:", 5 } };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (kind.length >= strlen(kinds[i]) && memcmp(kind.data, kinds[i], strlen(kinds[i])) == 0)
+        if (kind.length >= kinds[i].length && memcmp(kind.data, kinds[i].data, kinds[i].length) == 0)
             return true;
     return tg__text_is(kind, "api_key") || tg__text_is(kind, "fingerprint");
 }
@@ -204,7 +204,8 @@ put_part(char *to, const tg_redis_keyring *keyring, tg_text kind, tg_text value,
         length = kind.length;
         to[length++] = '=';
     }
-    if (digest || private_kind(kind) || (tg__private_bit(kind) & keyring->private_kinds) || !readable(value))
+    const bool private = kind.length && (private_kind(kind) || (tg__private_bit(kind) & keyring->private_kinds));
+    if (digest || private || !readable(value))
         return length + put_hashed(to + length, keyring, digest ? "long" : "value", kind, value);
     if (value.length == 0)
         to[length++] = '#';

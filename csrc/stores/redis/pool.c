@@ -48,7 +48,7 @@ begin_child(void)
             wire->tls = NULL;
             wire->taken = false;
         }
-        store->idle_count = 0;
+        store->idle_count = store->waiting = 0;
         atomic_store(&store->probing, false);
     }
 }
@@ -128,12 +128,25 @@ claim(tg_redis_store *store, uint64_t deadline_us)
     const struct timespec until = { (time_t)(deadline_us / 1000000), (long)(deadline_us % 1000000) * 1000 };
     pthread_mutex_lock(&store->lock);
     tg_redis_wire *wire = NULL;
+    bool told = false;
     for (;;) {
         if (store->idle_count > 0)
             wire = &store->wires[store->idle_order[--store->idle_count]];
         else
             wire = closed_one(store);
-        if (wire || pthread_cond_timedwait(&store->freed, &store->lock, &until) == ETIMEDOUT)
+        if (wire)
+            break;
+        if (!told) { /* and not under the lock */
+            told = true;
+            pthread_mutex_unlock(&store->lock);
+            tg__store_waits();
+            pthread_mutex_lock(&store->lock);
+            continue;
+        }
+        store->waiting++;
+        const int waited = pthread_cond_timedwait(&store->freed, &store->lock, &until);
+        store->waiting--;
+        if (waited == ETIMEDOUT)
             break;
     }
     if (wire)
@@ -153,7 +166,8 @@ tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound)
     wire->taken = false;
     if (sound)
         store->idle_order[store->idle_count++] = (unsigned)(wire - store->wires);
-    pthread_cond_signal(&store->freed);
+    if (store->waiting > 0)
+        pthread_cond_signal(&store->freed);
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -167,7 +181,7 @@ tg__pool_spare(tg_redis_store *store, bool open)
 }
 
 tg_trouble
-tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **taken, tg_error *error)
+tg__pool_take(tg_redis_store *store, uint64_t now_us, uint64_t deadline_us, tg_redis_wire **taken, tg_error *error)
 {
     tg_redis_wire *wire;
     for (;;) {
@@ -179,7 +193,7 @@ tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **taken
         }
         if (atomic_load_explicit(&wire->fd, memory_order_relaxed) == -1)
             break;
-        if (tg__wire_sound(wire)) {
+        if (tg__wire_sound(wire, now_us ? now_us : tg__monotonic_us())) {
             *taken = wire;
             return TG__TROUBLE_NONE;
         }

@@ -55,22 +55,21 @@ send_call(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question
 
 /* The reply to the call; what ASKING says before it matters only when it is refused. */
 static tg_trouble
-hear(tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply, tg_error *error)
+hear(tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, tg_heard *heard, tg_error *error)
 {
     if (question->asking) {
-        const tg_trouble trouble = tg__wire_reply(wire, deadline_us, reply, error);
+        const tg_trouble trouble = tg__wire_hear(wire, deadline_us, heard, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
-        freeReplyObject(*reply);
-        *reply = NULL;
+        tg__heard_forget(heard);
     }
-    return tg__wire_reply(wire, deadline_us, reply, error);
+    return tg__wire_hear(wire, deadline_us, heard, error);
 }
 
 /* The reply of the script, or of DEL. An error reply becomes the trouble it means. */
 static tg_trouble
 exchange(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question, uint64_t deadline_us, bool *unsent,
-         redisReply **reply, tg_error *error)
+         tg_heard *heard, tg_error *error)
 {
     char bytes[HEAD_BYTES_MAX + TG__CALL_BYTES_MAX];
     tg_resp resp = { .data = bytes, .size = sizeof bytes };
@@ -86,33 +85,32 @@ exchange(tg_redis_store *store, tg_redis_wire *wire, const tg_inquiry *question,
         const tg_trouble sent = send_call(store, wire, question, whole, &resp, head_length, deadline_us, unsent, error);
         if (sent != TG__TROUBLE_NONE)
             return sent;
-        const tg_trouble trouble = hear(wire, question, deadline_us, reply, error);
-        if (trouble != TG__TROUBLE_NONE || (*reply)->type != REDIS_REPLY_ERROR)
+        const tg_trouble trouble = hear(wire, question, deadline_us, heard, error);
+        if (trouble != TG__TROUBLE_NONE || heard->reply->type != REDIS_REPLY_ERROR)
             return trouble;
         /* Nothing ran: a restart or SCRIPT FLUSH has taken the script away, and repeating is safe. Once. */
-        if (!whole && question->op != TG_OP_RESET && tg__redis_unknown_script((*reply)->str)) {
-            freeReplyObject(*reply);
-            *reply = NULL;
+        if (!whole && question->op != TG_OP_RESET && tg__redis_unknown_script(heard->reply->str)) {
+            tg__heard_forget(heard);
             continue;
         }
         char explained[320];
-        const tg_trouble meant = tg__redis_trouble((*reply)->str, explained, sizeof explained);
+        const tg_trouble meant = tg__redis_trouble(heard->reply->str, explained, sizeof explained);
         tg__error(error, TG_E_STORE, "%s: %s", store->address.shown, explained);
-        return store->cluster && tg__cluster_redirects((*reply)->str) ? TG__TROUBLE_MOVED : meant;
+        return store->cluster && tg__cluster_redirects(heard->reply->str) ? TG__TROUBLE_MOVED : meant;
     }
 }
 
 tg_trouble
-tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, tg_heard *heard,
               bool *unsent, tg_error *error)
 {
     for (unsigned attempt = 0;; attempt++) {
         tg_redis_wire *wire = NULL;
         *unsent = true;
-        tg_trouble trouble = tg__pool_take(store, deadline_us, &wire, error);
+        tg_trouble trouble = tg__pool_take(store, attempt == 0 ? question->now_us : 0, deadline_us, &wire, error);
         if (trouble != TG__TROUBLE_NONE)
             return trouble;
-        trouble = exchange(store, wire, question, deadline_us, unsent, reply, error);
+        trouble = exchange(store, wire, question, deadline_us, unsent, heard, error);
         /* After a timeout the late reply would be taken for the next one's; a replica's connection leads nowhere. */
         tg__pool_give(store, wire, trouble == TG__TROUBLE_NONE || trouble == TG__TROUBLE_REFUSED ||
                                        trouble == TG__TROUBLE_MOVED);
@@ -123,10 +121,9 @@ tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadli
 }
 
 tg_status
-tg__question_time(const char *shown, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
+tg__question_time(const char *shown, uint64_t now_us, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
                   tg_error *error)
 {
-    const uint64_t now_us = tg__monotonic_us();
     *deadline_us = until_us ? until_us : now_us + timeout_us;
     *brief = *deadline_us < now_us + timeout_us / 2;
     if (*deadline_us > now_us)
@@ -153,26 +150,27 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
         return tg__error(error, TG_E_STORE, "redis: a manual clock beyond %" PRIu64 " us cannot be told to Redis",
                          TG__REDIS_CLOCK_US_MAX);
     bool probe, brief;
+    const uint64_t now_us = tg__monotonic_us();
     uint64_t deadline_us;
-    if (tg__question_time(store->address.shown, until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK)
+    if (tg__question_time(store->address.shown, now_us, until_us, store->timeout_us, &deadline_us, &brief, error) != TG_OK)
         return TG_E_STORE;
     if (!tg__breaker_passes(store, &probe))
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     const tg_inquiry question = { .op = op, .call = &call, .targets = targets, .target_count = target_count,
-                                   .manual_now_us = manual_now_us };
-    redisReply *reply = NULL;
+                                   .manual_now_us = manual_now_us, .now_us = now_us };
+    tg_heard heard;
+    heard.reply = NULL;
     bool unsent;
-    tg_trouble trouble = tg__redis_ask(store, &question, deadline_us, &reply, &unsent, error);
+    tg_trouble trouble = tg__redis_ask(store, &question, deadline_us, &heard, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = tg__redis_read(store, op, &call, targets, target_count, reply, results, error);
-    if (reply)
-        freeReplyObject(reply);
+        trouble = tg__redis_read(store, op, &call, targets, target_count, heard.reply, heard.at_us, results, error);
+    tg__heard_forget(&heard);
     return tg__redis_conclude(store, trouble, probe, brief, error);
 }
 
 tg_trouble
 tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets, size_t target_count,
-               const redisReply *reply, tg_result *results, tg_error *error)
+               const redisReply *reply, uint64_t heard_us, tg_result *results, tg_error *error)
 {
     uint64_t server_now_us;
     if (op != TG_OP_HIT && op != TG_OP_PEEK)
@@ -184,7 +182,7 @@ tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_ta
         return TG__TROUBLE_REFUSED;
     }
     if (!store->manual)
-        atomic_store_explicit(&store->ahead_us, (int64_t)server_now_us - (int64_t)tg__monotonic_us(),
+        atomic_store_explicit(&store->ahead_us, (int64_t)server_now_us - (int64_t)heard_us,
                               memory_order_relaxed);
     return TG__TROUBLE_NONE;
 }
@@ -237,11 +235,11 @@ tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us)
 /* In `lease` what the answer says of it. */
 static tg_trouble
 read_lease(tg_redis_store *store, const tg_call *call, const tg_target *targets, size_t target_count,
-           const redisReply *reply, tg_lease *lease, tg_result *results, tg_error *error)
+           const tg_heard *heard, tg_lease *lease, tg_result *results, tg_error *error)
 {
     uint8_t first = 0;
     uint64_t now_us = 0;
-    if (!tg__redis_read_head(reply, &first, &now_us)) {
+    if (!tg__redis_read_head(heard->reply, &first, &now_us)) {
         tg__error(error, TG_E_STORE, "%s: an answer that no script of this version gives", store->address.shown);
         return TG__TROUBLE_REFUSED;
     }
@@ -250,7 +248,8 @@ read_lease(tg_redis_store *store, const tg_call *call, const tg_target *targets,
     lease->full = call->lease_op == TG_LEASE_TAKE && first == 2;
     if (call->lease_op != TG_LEASE_TAKE || lease->full)
         return TG__TROUBLE_NONE;
-    const tg_trouble trouble = tg__redis_read(store, TG_OP_HIT, call, targets, target_count, reply, results, error);
+    const tg_trouble trouble = tg__redis_read(store, TG_OP_HIT, call, targets, target_count, heard->reply, heard->at_us, results,
+                                              error);
     bool held = false;
     for (size_t i = 0; trouble == TG__TROUBLE_NONE && i < target_count; i++) {
         lease->places[i] = results[i].charged ? 0 : UINT32_MAX;
@@ -298,13 +297,13 @@ redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t tar
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     const tg_inquiry question = { .op = as, .call = &call, .targets = targets, .target_count = target_count,
                                   .manual_now_us = manual_now_us };
-    redisReply *reply = NULL;
+    tg_heard heard;
+    heard.reply = NULL;
     tg_trouble trouble =
-        tg__redis_ask(store, &question, tg__monotonic_us() + store->timeout_us, &reply, &unsent, error);
+        tg__redis_ask(store, &question, tg__monotonic_us() + store->timeout_us, &heard, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)
-        trouble = read_lease(store, &call, targets, target_count, reply, lease, results, error);
-    if (reply)
-        freeReplyObject(reply);
+        trouble = read_lease(store, &call, targets, target_count, &heard, lease, results, error);
+    tg__heard_forget(&heard);
     const tg_status status = tg__redis_conclude(store, trouble, probe, false, error);
     if (status != TG_OK || !lease->full)
         return status;
@@ -399,6 +398,7 @@ redis_close(tg_store *base)
 static const tg_store_ops redis_ops = {
     .name = "redis",
     .remote = true,
+    .tells_of_waiting = true,
     .apply = redis_apply,
     .lease = redis_lease,
     .async_open = tg__redis_async_open,
@@ -487,14 +487,13 @@ speaks_plainly(const tg_redis_address *address, uint64_t until_us)
     static char words[] = "PING\r\n";
     tg_redis_address plain = *address;
     tg_redis_wire wire = { .fd = -1 };
-    redisReply *reply = NULL;
+    tg_heard heard = { .reply = NULL };
     plain.tls = NULL;
     const bool answers =
         tg__wire_open(&wire, &plain, until_us, NULL) == TG__TROUBLE_NONE &&
         tg__wire_send(&wire, &(struct iovec){ words, sizeof words - 1 }, 1, until_us, NULL, NULL) == TG__TROUBLE_NONE &&
-        tg__wire_reply(&wire, until_us, &reply, NULL) == TG__TROUBLE_NONE; /* "+PONG", "-NOAUTH ..." */
-    if (reply)
-        freeReplyObject(reply);
+        tg__wire_hear(&wire, until_us, &heard, NULL) == TG__TROUBLE_NONE; /* "+PONG", "-NOAUTH ..." */
+    tg__heard_forget(&heard);
     tg__wire_close(&wire);
     return answers;
 }
@@ -510,7 +509,7 @@ look_at_server(tg_redis_store *store, uint64_t began_us, tg_error *error)
     /* Some of it is kept for finding out why TLS is not answered. */
     const bool asks_plainly = store->address.tls && store->address.sentinel_count == 0;
     tg_redis_wire *wire = NULL;
-    const tg_trouble trouble = tg__pool_take(store, asks_plainly ? until_us - wait_us / 5 : until_us, &wire, &seen);
+    const tg_trouble trouble = tg__pool_take(store, 0, asks_plainly ? until_us - wait_us / 5 : until_us, &wire, &seen);
     if (trouble == TG__TROUBLE_TIMEOUT && asks_plainly && speaks_plainly(&store->address, until_us))
         tg__error(&seen, TG_E_CONFIG, "%s: TLS: the server there does not speak TLS (redis:// is without)",
                   store->address.shown);

@@ -108,8 +108,24 @@ tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, u
 /* `unsent` (may be NULL) is set when not one byte went out. Changes `pieces`. */
 tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent,
                          tg_error *error);
-/* The reply is the caller's: freeReplyObject. An error reply is a reply. */
-tg_trouble tg__wire_reply(tg_redis_wire *wire, uint64_t deadline_us, redisReply **reply, tg_error *error);
+/* A reply, and when it came. A short string that came whole lies in `bytes`, as what scripts answer does: an allocation
+ * between an answer and the next question is time in which the server falls asleep. Any other reply is hiredis'. */
+typedef struct tg_heard {
+    redisReply *reply; /* NULL: none */
+    uint64_t at_us;    /* of tg__monotonic_us */
+    redisReply string;
+    char bytes[256];
+} tg_heard;
+
+/* An error reply is a reply. `heard` holds none before, and what it holds afterwards is for tg__heard_forget. */
+tg_trouble tg__wire_hear(tg_redis_wire *wire, uint64_t deadline_us, tg_heard *heard, tg_error *error);
+static inline void
+tg__heard_forget(tg_heard *heard)
+{
+    if (heard->reply && heard->reply != &heard->string)
+        freeReplyObject(heard->reply);
+    heard->reply = NULL;
+}
 /* What can be moved at this instant, for who does not wait. 0 and no trouble: *wants (POLLIN or POLLOUT) has to come
  * first. A reading may leave more behind that no descriptor tells of: read until it wants. */
 tg_trouble tg__wire_write(tg_redis_wire *wire, const void *data, size_t length, size_t *sent, short *wants,
@@ -120,8 +136,8 @@ bool tg__wire_listen(tg_redis_wire *wire);
 tg_trouble tg__wire_feed(tg_redis_wire *wire, const void *data, size_t length, tg_error *error);
 /* What has been fed, reply by reply; NULL: none is whole yet. */
 tg_trouble tg__wire_take(tg_redis_wire *wire, redisReply **reply, tg_error *error);
-/* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. */
-bool tg__wire_sound(tg_redis_wire *wire);
+/* Whether an idle connection is still open and the server has said nothing unasked. Never blocks. `now_us` may be a little old. */
+bool tg__wire_sound(tg_redis_wire *wire, uint64_t now_us);
 void tg__wire_close(tg_redis_wire *wire);
 
 /* Connecting in pieces, for who does not wait. A lookup is answered when its descriptor is readable; the addresses
@@ -162,6 +178,18 @@ typedef struct tg_resp {
     bool full; /* something did not fit: do not send */
 } tg_resp;
 
+/* Where so many bytes are to be written; NULL: they do not fit. */
+static inline char *
+tg__resp_room(tg_resp *resp, size_t length)
+{
+    if (length > resp->size - resp->length) {
+        resp->full = true;
+        return NULL;
+    }
+    char *const at = resp->data + resp->length;
+    resp->length += length;
+    return at;
+}
 void tg__resp_raw(tg_resp *resp, const void *data, size_t length); /* as it is: it is RESP already */
 void tg__resp_count(tg_resp *resp, char kind, size_t count); /* "*3\r\n" */
 void tg__resp_bulk(tg_resp *resp, const void *data, size_t length);
@@ -258,6 +286,7 @@ typedef struct tg_redis_store {
     tg_redis_wire *wires; /* address.connections_max of them */
     unsigned idle_order[TG__REDIS_CONNECTIONS_MAX]; /* open and not taken; the last used last */
     unsigned idle_count;
+    unsigned waiting; /* for one to be given back */
     bool secret_given;              /* by TIDEGATE_SECRET: Redis is not asked for one */
     char secret[128];               /* what to write back when it is gone from there */
     _Atomic bool scripts_known;     /* `sha` is filled and the server was looked at */
@@ -276,8 +305,9 @@ typedef struct tg_redis_store {
     struct tg_redis_store *next; /* all stores of this process, for its forked children */
 } tg_redis_store;
 
-/* Takes a connection that is open, greeted and not in use by anybody; waits for one until the deadline. */
-tg_trouble tg__pool_take(tg_redis_store *store, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
+/* Takes a connection that is open, greeted and not in use by anybody; waits for one until the deadline. `now_us`: the clock as
+ * the caller has read it; 0: it has not. */
+tg_trouble tg__pool_take(tg_redis_store *store, uint64_t now_us, uint64_t deadline_us, tg_redis_wire **wire, tg_error *error);
 void tg__pool_give(tg_redis_store *store, tg_redis_wire *wire, bool sound);
 /* Whether tg__pool_take would find one, an open one at that, without waiting for another call to end. */
 bool tg__pool_spare(tg_redis_store *store, bool open);
@@ -360,7 +390,7 @@ void tg__call_arguments(tg_resp *resp, const tg_redis_store *store, const tg_red
                         const tg_call *call, const tg_target *targets, size_t target_count, uint64_t manual_now_us);
 
 /* Asks over a connection of the store's pool by the deadline; one that broke before a byte of the call was out is
- * replaced once. The reply is the caller's also when it is an error's.
+ * replaced once. What is heard is for the caller to forget, also when it is an error.
  *
  * unsent   set when the call certainly did not run
  * asking   a cluster's node is told first that it is asked for a slot which it does not have yet */
@@ -371,11 +401,12 @@ typedef struct tg_inquiry {
     size_t target_count;
     const tg_redis_keyring *keyring; /* NULL: the connection's */
     uint64_t manual_now_us;
+    uint64_t now_us; /* as tg__pool_take's */
     bool asking;
     bool brief; /* of a cluster's: see tg__question_time */
 } tg_inquiry;
 
-tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, redisReply **reply,
+tg_trouble tg__redis_ask(tg_redis_store *store, const tg_inquiry *question, uint64_t deadline_us, tg_heard *heard,
                          bool *unsent, tg_error *error);
 
 /* What every tg_store_ops.lease of this room begins with: nothing told yet, and a number of its own for what is taken. */
@@ -383,9 +414,10 @@ tg_status tg__lease_begin(tg_lease_op op, tg_lease *lease, bool *overflow, tg_er
 
 /* ---- answers ---- */
 
-/* What a reply that is no error means for `results`. */
+/* What a reply that is no error means for `results`. It was heard at `heard_us` of tg__monotonic_us. */
 tg_trouble tg__redis_read(tg_redis_store *store, tg_op op, const tg_call *call, const tg_target *targets,
-                          size_t target_count, const redisReply *reply, tg_result *results, tg_error *error);
+                          size_t target_count, const redisReply *reply, uint64_t heard_us, tg_result *results,
+                          tg_error *error);
 /* The beginning of an answer of hit.lua or settle.lua: the first byte, and the server's time. */
 bool tg__redis_read_head(const redisReply *reply, uint8_t *first, uint64_t *now_us);
 /* A connection has not come about: whichever sentinel was asked where to, another is asked first the next time. */
@@ -398,7 +430,7 @@ tg_status tg__redis_conclude(tg_redis_store *store, tg_trouble trouble, bool pro
 /* How long a question has: until `until_us` of tg_store_ops.apply, or, with 0, for `timeout_us`. TG_E_STORE: nothing is left.
  *
  * brief  other questions of its judgement have used more than half: who does not answer in the rest is not in trouble yet */
-tg_status tg__question_time(const char *shown, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
+tg_status tg__question_time(const char *shown, uint64_t now_us, uint64_t until_us, uint64_t timeout_us, uint64_t *deadline_us, bool *brief,
                             tg_error *error);
 
 /* ---- a cluster ---- */

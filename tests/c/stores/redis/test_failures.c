@@ -402,6 +402,104 @@ a_stopped_redis_costs_the_deadline_and_then_nothing(void **unused)
     site_close(&one);
 }
 
+/* ---- what is told before a wait ---- */
+
+typedef struct watching {
+    redisContext *link; /* NULL: the server is stopped */
+    unsigned times;
+    size_t keys;
+} watching;
+
+static void
+looks_at_the_server(void *context)
+{
+    watching *one = context;
+    one->times++;
+    if (!one->link)
+        return;
+    redisReply *keys = redisCommand(one->link, "KEYS %s", "*{b}*");
+    one->keys = keys->elements;
+    freeReplyObject(keys);
+}
+
+static void
+a_wait_is_told_once_with_the_question_on_its_way(void **unused)
+{
+    (void)unused;
+    site one = site_open("5/minute");
+    hit(one.limiter, "a"); /* the script is known from here on */
+    watching watch = { .link = server_connect(&redis) };
+    assert_true(tg_store_before_waiting(one.store, looks_at_the_server, &watch));
+    assert_int_equal(hit(one.limiter, "b").remaining, 4);
+    assert_int_equal(watch.times, 1);
+    assert_int_equal(watch.keys, 1); /* counted before it was waited for */
+    hit(one.limiter, "b");
+    assert_int_equal(watch.times, 1); /* once */
+    assert_true(tg_store_before_waiting(one.store, looks_at_the_server, &watch));
+    assert_true(tg_store_before_waiting(one.store, NULL, NULL));
+    hit(one.limiter, "b");
+    assert_int_equal(watch.times, 1); /* forgotten */
+    redisFree(watch.link);
+    site_close(&one);
+}
+
+static void
+a_call_that_waits_for_nothing_tells_of_none(void **unused)
+{
+    (void)unused;
+    site one = site_open_prompt("5/minute");
+    hit(one.limiter, "a");
+    server_signal(&redis, SIGSTOP);
+    for (int i = 0; i < 3; i++) {
+        watching watch = { .times = 0 };
+        assert_true(tg_store_before_waiting(one.store, looks_at_the_server, &watch));
+        assert_true(hit(one.limiter, "a").degraded);
+        assert_int_equal(watch.times, 1); /* for an answer, or for a new connection: both would be two waits */
+    }
+    watching watch = { .times = 0 };
+    assert_true(tg_store_before_waiting(one.store, looks_at_the_server, &watch));
+    assert_true(hit(one.limiter, "a").degraded); /* nobody is asked any more */
+    assert_int_equal(watch.times, 0);
+    tg_store_before_waiting(one.store, NULL, NULL);
+    server_signal(&redis, SIGCONT);
+    site_close(&one);
+    tg_store *table = open_store("memory://", NULL);
+    assert_false(tg_store_before_waiting(table, looks_at_the_server, &watch));
+    tg_store_close(table);
+}
+
+static void *
+waits_for_a_connection(void *argument)
+{
+    site *one = argument;
+    watching watch = { .times = 0 };
+    tg_store_before_waiting(one->store, looks_at_the_server, &watch);
+    hit(one->limiter, "b");
+    tg_store_before_waiting(one->store, NULL, NULL);
+    return (void *)(uintptr_t)watch.times;
+}
+
+static void
+who_waits_for_a_connection_that_another_uses_tells_of_it(void **unused)
+{
+    (void)unused;
+    char uri[200];
+    snprintf(uri, sizeof uri, "%s?connections=1&timeout_ms=300", redis.uri);
+    site one = site_open_so(uri, "5/minute");
+    hit(one.limiter, "a");
+    server_signal(&redis, SIGSTOP);
+    pthread_t threads[3];
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, waits_for_a_connection, &one), 0);
+    for (size_t i = 0; i < 3; i++) {
+        void *times;
+        pthread_join(threads[i], &times);
+        assert_int_equal((uintptr_t)times, 1);
+    }
+    server_signal(&redis, SIGCONT);
+    site_close(&one);
+}
+
 static void
 a_late_reply_is_never_taken_for_the_next_ones(void **unused)
 {
@@ -866,6 +964,9 @@ main(void)
         cmocka_unit_test_setup_teardown(a_replica_without_its_master_is_not_counted_on, begin, end),
         cmocka_unit_test_setup_teardown(paused_writes_end_by_the_deadline_and_are_counted_at_most_once, begin, end),
         cmocka_unit_test_setup_teardown(a_stopped_redis_costs_the_deadline_and_then_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(a_wait_is_told_once_with_the_question_on_its_way, begin, end),
+        cmocka_unit_test_setup_teardown(a_call_that_waits_for_nothing_tells_of_none, begin, end),
+        cmocka_unit_test_setup_teardown(who_waits_for_a_connection_that_another_uses_tells_of_it, begin, end),
         cmocka_unit_test_setup_teardown(a_late_reply_is_never_taken_for_the_next_ones, begin, end),
         cmocka_unit_test_setup_teardown(a_connection_closed_while_idle_is_replaced_in_silence, begin, end),
         cmocka_unit_test_setup_teardown(a_killed_redis_is_found_again_within_two_seconds, begin, end),
