@@ -128,11 +128,10 @@ def plain(program: Path, path: Path, folder: Path, name: str, command: bytes) ->
     return Asker(program, path, file)
 
 
-def called(ask: Callable[[], object], seconds: float) -> float:
+def called(ask: Callable[[int], None], seconds: float) -> float:
     count, began = 0, time.perf_counter()
     while (now := time.perf_counter()) - began < seconds:
-        for _ in range(10):
-            ask()
+        ask(10)
         count += 10
     return count / (now - began)
 
@@ -153,32 +152,45 @@ async def awaited(ask: Ask, tasks: int, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def ours(path: str) -> Callable[[], object]:
-    return functools.partial(Limiter(RULES, name="bench", store=f"redis+unix://{path}?timeout_ms=2000").hit, KEY)
+def ours(path: str) -> Callable[[int], None]:
+    hit = Limiter(RULES, name="bench", store=f"redis+unix://{path}?timeout_ms=2000").hit
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            hit(KEY)
+
+    return ask
 
 
-def fixed_window(path: str) -> Callable[[], object]:
-    strategy = limits.strategies.FixedWindowRateLimiter(limits.storage.storage_from_string(f"redis+unix://{path}"))
-    return functools.partial(strategy.hit, limits.RateLimitItemPerDay(1_000_000_000), KEY)
+def by_limits(strategy: type[limits.strategies.RateLimiter], path: str) -> Callable[[int], None]:
+    hit = strategy(limits.storage.storage_from_string(f"redis+unix://{path}")).hit
+    item = limits.RateLimitItemPerDay(1_000_000_000)
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            hit(item, KEY)
+
+    return ask
 
 
-def sliding_window(path: str) -> Callable[[], object]:
-    strategy = limits.strategies.SlidingWindowCounterRateLimiter(limits.storage.storage_from_string(f"redis+unix://{path}"))
-    return functools.partial(strategy.hit, limits.RateLimitItemPerDay(1_000_000_000), KEY)
-
-
-def bucket(path: str) -> Callable[[], object]:
+def by_throttled(path: str) -> Callable[[int], None]:
     quota = throttled.per_sec(1_000_000_000, burst=1_000_000_000)
     store = throttled.RedisStore(server=f"unix://{path}")
-    return throttled.Throttled(key=KEY, using="token_bucket", quota=quota, store=store).limit
+    limit = throttled.Throttled(key=KEY, using="token_bucket", quota=quota, store=store).limit
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            limit()
+
+    return ask
 
 
-# Who waits for each answer, in the way the documentation of each calls it.
-WAITING = {
+# Who waits for each answer: makes what asks so many times, in the way the documentation of each calls it.
+WAITING: dict[str, Callable[[str], Callable[[int], None]]] = {
     "tidegate, hit()": ours,
-    "limits, fixed window": fixed_window,
-    "limits, sliding window counter": sliding_window,
-    "throttled-py, token bucket": bucket,
+    "limits, fixed window": functools.partial(by_limits, limits.strategies.FixedWindowRateLimiter),
+    "limits, sliding window counter": functools.partial(by_limits, limits.strategies.SlidingWindowCounterRateLimiter),
+    "throttled-py, token bucket": by_throttled,
 }
 
 

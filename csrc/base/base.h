@@ -37,6 +37,19 @@ const char *tg__text_show(tg_text text, char *buffer, size_t size);
 /* A whole number in decimal digits alone. false: empty, another character, or above `max`. */
 bool tg__text_number(tg_text text, uint64_t max, uint64_t *number);
 
+enum { TG__DIGITS_MAX = 20 }; /* of a uint64_t */
+
+/* Decimal digits, backwards from `end`; returns where the number begins. */
+static inline char *
+tg__digits(char *end, uint64_t number)
+{
+    do {
+        *--end = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    return end;
+}
+
 /* The value of a hexadecimal digit in either case; -1: it is none. */
 static inline int
 tg__hex_value(char c)

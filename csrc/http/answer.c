@@ -38,23 +38,10 @@ put_word(writer *out, const char *text)
     put(out, word(text));
 }
 
-enum { DIGITS_MAX = 20 }; /* of a uint64_t */
-
-/* Backwards from `end`; returns where the number begins. */
-static inline char *
-write_digits(char *end, uint64_t number)
-{
-    do {
-        *--end = (char)('0' + number % 10);
-        number /= 10;
-    } while (number);
-    return end;
-}
-
 static void
 put_number(writer *out, uint64_t number)
 {
-    char digits[DIGITS_MAX], *const end = digits + sizeof digits, *const begin = write_digits(end, number);
+    char digits[TG__DIGITS_MAX], *const end = digits + sizeof digits, *const begin = tg__digits(end, number);
     put(out, (tg_text){ begin, (size_t)(end - begin) });
 }
 
@@ -89,10 +76,10 @@ add(tg_answer *answer, tg_text name, tg_text value)
 TG_EACH_REQUEST static void
 add_number(writer *out, tg_text name, uint64_t number)
 {
-    if (DIGITS_MAX > TG_ANSWER_BYTES_MAX - out->used)
+    if (TG__DIGITS_MAX > TG_ANSWER_BYTES_MAX - out->used)
         return;
-    out->used += DIGITS_MAX;
-    char *const end = out->answer->storage + out->used, *const begin = write_digits(end, number);
+    out->used += TG__DIGITS_MAX;
+    char *const end = out->answer->storage + out->used, *const begin = tg__digits(end, number);
     add(out->answer, name, (tg_text){ begin, (size_t)(end - begin) });
 }
 

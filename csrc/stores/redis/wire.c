@@ -766,59 +766,42 @@ tg__resp_raw(tg_resp *resp, const void *data, size_t length)
         memcpy(at, data, length);
 }
 
-static inline size_t
-digits_of(size_t count)
-{
-    if (count < 100) /* as most are */
-        return count < 10 ? 1 : 2;
-    size_t digits = 3;
-    for (count /= 1000; count > 0; count /= 10)
-        digits++;
-    return digits;
-}
-
+/* "$12\r\n", with room behind it for so many bytes, which are the caller's to write; NULL: it does not fit. */
 static inline char *
-put_line(char *to, char kind, size_t count, size_t digits)
+put_line(tg_resp *resp, char kind, size_t count, size_t behind)
 {
-    char *const end = to + 1 + digits;
-    *to = kind;
-    if (digits == 1) {
-        to[1] = (char)('0' + count);
-    } else {
-        for (char *at = end; digits > 0; digits--, count /= 10)
-            *--at = (char)('0' + count % 10);
-    }
-    end[0] = '\r';
-    end[1] = '\n';
-    return end + 2;
+    char digits[TG__DIGITS_MAX], *const end = digits + sizeof digits;
+    const char *digit = tg__digits(end, count);
+    const size_t length = 1 + (size_t)(end - digit) + 2;
+    char *at = tg__resp_room(resp, length + behind);
+    if (!at)
+        return NULL;
+    *at++ = kind;
+    while (digit < end)
+        *at++ = *digit++;
+    *at++ = '\r';
+    *at++ = '\n';
+    return at;
 }
 
 void
 tg__resp_count(tg_resp *resp, char kind, size_t count)
 {
-    const size_t digits = digits_of(count);
-    if (digits + 3 > resp->size - resp->length) {
-        resp->full = true;
-        return;
-    }
-    put_line(resp->data + resp->length, kind, count, digits);
-    resp->length += digits + 3;
+    put_line(resp, kind, count, 0);
 }
 
 void
 tg__resp_bulk(tg_resp *resp, const void *data, size_t length)
 {
-    const size_t digits = digits_of(length), room = resp->size - resp->length;
-    if (length > room || digits + 5 > room - length) {
+    char *const at = length > resp->size ? NULL : put_line(resp, '$', length, length + 2);
+    if (!at) {
         resp->full = true;
         return;
     }
-    char *const at = put_line(resp->data + resp->length, '$', length, digits);
     if (length)
         memcpy(at, data, length);
     at[length] = '\r';
     at[length + 1] = '\n';
-    resp->length += digits + length + 5;
 }
 
 void
