@@ -43,36 +43,55 @@ end(scene *now)
     tg_store_close(now->store);
 }
 
+static uint64_t kept_us; /* from the processor, by others, in the last wait */
+
 /* How long one hit took that got no answer from the store. */
 static uint64_t
 wait_of(const scene *now)
 {
     tg_decision decision;
-    const uint64_t begun = now_us();
+    const uint64_t kept_before_us = unserved_us(), begun = now_us();
     assert_int_equal(ask(now->limiter, HIT, "a", 1, &decision), TG_OK);
+    const uint64_t took_us = now_us() - begun;
     assert_true(decision.degraded);
-    return now_us() - begun;
+    kept_us = unserved_us() - kept_before_us;
+    return took_us;
+}
+
+/* Until the child holds the one segment of a small table. */
+static void
+await_held(void)
+{
+    tg_map map = bytes_of(path_of("t"));
+    const uint64_t end_us = now_us() + 20 * SECOND;
+    while (atomic_load(&tg__map_area(&map, 0).segment->lock) == 0) {
+        assert_true(now_us() < end_us);
+        sleep_us(1000);
+    }
+    munmap(map.base, map.bytes);
 }
 
 static void
 nobody_waits_behind_a_stopped_holder_longer_than_the_deadline_and_ten_milliseconds(void **state)
 {
     (void)state;
-    uint64_t shortest = UINT64_MAX, longest = 0;
+    uint64_t shortest = UINT64_MAX, longest = 0, best = UINT64_MAX;
     for (int round = 0; round < 5; round++) {
         scene now = begin();
         const uint64_t first = wait_of(&now);
         assert_true(first >= DEADLINE_US);
         shortest = first < shortest ? first : shortest;
         longest = first > longest ? first : longest;
+        const uint64_t own = first > kept_us ? first - kept_us : 0;
+        best = own < best ? own : best;
+        assert_true(own <= DEADLINE_US + 200000);
         kill(now.stopped, SIGCONT);
         assert_int_equal(child_end(now.stopped), 0);
         end(&now);
     }
     print_message("the first waited %" PRIu64 " to %" PRIu64 " us\n", shortest, longest);
     /* What other work on the machine adds is not the table's: five tries, of which the best tells. */
-    assert_true(shortest <= DEADLINE_US + 10000);
-    assert_true(longest <= DEADLINE_US + 200000);
+    assert_true(best <= DEADLINE_US + 10000);
 }
 
 static void
@@ -81,10 +100,10 @@ after_the_first_nobody_waits_at_all(void **state)
     (void)state;
     scene now = begin();
     wait_of(&now);
-    uint64_t waits[200], begun = now_us();
+    uint64_t waits[200], begun = now_us(), kept_before_us = unserved_us();
     for (size_t i = 0; i < 200; i++)
         waits[i] = wait_of(&now);
-    assert_true(now_us() - begun < 100000); /* 200 of them in less than two deadlines */
+    assert_true(now_us() - begun < 100000 + unserved_us() - kept_before_us); /* 200 of them in less than two deadlines */
     size_t quick = 0;
     for (size_t i = 0; i < 200; i++)
         quick += waits[i] < 1000;
@@ -93,10 +112,7 @@ after_the_first_nobody_waits_at_all(void **state)
     /* Another process does not wait either. */
     const pid_t pid = fork();
     if (pid == 0) {
-        const uint64_t alone = now_us();
-        tg_decision decision;
-        ask(now.limiter, HIT, "a", 1, &decision);
-        _exit(decision.degraded && now_us() - alone < DEADLINE_US / 2 ? 0 : 1);
+        _exit(wait_of(&now) < DEADLINE_US / 2 + kept_us ? 0 : 1);
     }
     assert_int_equal(child_end(pid), 0);
     kill(now.stopped, SIGCONT);
@@ -175,9 +191,10 @@ a_hidden_holder_that_does_not_move_is_waited_for_one_second(void **state)
     scene now;
     tg_map map;
     tg_segment *segment = hold_from_elsewhere(&now, &map);
-    const uint64_t first = wait_of(&now), second = wait_of(&now);
-    assert_in_range(first, SECOND, SECOND + 300000);
-    assert_true(second < 20000);
+    const uint64_t first = wait_of(&now);
+    assert_in_range(first, SECOND, SECOND + 300000 + kept_us);
+    const uint64_t second = wait_of(&now);
+    assert_true(second < 20000 + kept_us);
     atomic_store(&segment->lock, 0);
     assert_true(hit(now.limiter, "a"));
     munmap(map.base, map.bytes);
@@ -239,7 +256,7 @@ a_holder_that_can_run_is_waited_for_beyond_the_deadline(void **state)
         tg__table_hook = sleep_under_the_lock;
         _exit(hit(limiter, "a") ? 0 : 1);
     }
-    sleep_us(DEADLINE_US);
+    await_held();
     assert_true(hit(limiter, "a"));
     assert_int_equal(child_end(pid), 0);
     assert_int_equal(remaining(limiter, "a"), 998);
@@ -274,13 +291,14 @@ nobody_waits_longer_than_two_seconds_for_anybody(void **state)
         hit(limiter, "a");
         _exit(0);
     }
-    sleep_us(DEADLINE_US);
+    await_held();
     scene now = { store, limiter, pid };
-    assert_in_range(wait_of(&now), 2 * SECOND, 2 * SECOND + 500000);
-    const uint64_t begun = now_us();
+    const uint64_t first = wait_of(&now);
+    assert_in_range(first, 2 * SECOND, 2 * SECOND + 500000 + kept_us);
+    const uint64_t begun = now_us(), kept_before_us = unserved_us();
     for (int i = 0; i < 100; i++)
         wait_of(&now);
-    assert_true(now_us() - begun < SECOND); /* and the others hardly at all */
+    assert_true(now_us() - begun < SECOND + unserved_us() - kept_before_us); /* and the others hardly at all */
     sleep_us(DEADLINE_US + 10000);
     kill(pid, SIGKILL);
     child_end(pid);
@@ -303,7 +321,7 @@ a_lock_left_behind_by_exec_is_given_up_after_sixty_seconds(void **state)
         hit(limiter, "a");
         _exit(0);
     }
-    sleep_us(DEADLINE_US);
+    await_held();
     scene now = { store, limiter, pid };
     wait_of(&now);
     tg_map map = bytes_of(path_of("t"));

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "redis")]
+from server import Lateness, free_port  # noqa: E402
 
 RULES = """\
 store: memory://
@@ -33,6 +38,17 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0, what: str =
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def within(seconds: float, least: float = 0.0) -> Iterator[None]:
+    """What is done there takes no longer, but for what the machine was late."""
+    with Lateness() as late:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        assert took > least, f"{took} s, more than {least} expected"
+        assert late.allows(took, seconds), f"{took} s, at most {seconds} expected"
 
 
 class Daemon:

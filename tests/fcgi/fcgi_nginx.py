@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fcgi_daemon import wait_for
+from fcgi_daemon import free_port, wait_for
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "nginx"
@@ -21,9 +21,7 @@ class Nginx:
     def __init__(self, folder: Path, socket_path: str, backend: int, keep: Callable[[str], bool],
                  changes: dict[str, str] | None = None, patient: bool = True) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         (folder / "www").mkdir(parents=True)
         for name in ("index", "two", "closed", "keyed", "keyed400", "user"):
             (folder / "www" / f"{name}.html").write_text(f"page {name}")

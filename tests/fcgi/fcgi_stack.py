@@ -11,21 +11,18 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fcgi_daemon import wait_for
+from fcgi_daemon import free_port, wait_for
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 
 
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}  # what the tests are told
+
+
 def php_fpm() -> str | None:
     found = [path for folder in ("/usr/sbin", "/usr/local/sbin", "/usr/bin") for path in Path(folder).glob("php-fpm*")]
     return str(sorted(found)[0]) if found else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def replace(text: str, changes: Iterable[tuple[str, str]]) -> str:
@@ -42,13 +39,13 @@ class Server:
         self.log_path = log
         self.output = log.with_suffix(".out").open("wb")
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
-                                        stdout=self.output, stderr=self.output)
+                                        stdout=self.output, stderr=self.output, env=CLEAN)
 
         def up() -> bool:
             assert self.process.poll() is None, self.log() + log.with_suffix(".out").read_text()
             return ready()
 
-        wait_for(up, 10, str(command[0]))
+        wait_for(up, 30, str(command[0]))
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""

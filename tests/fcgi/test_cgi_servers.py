@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fcgi_daemon import wait_for
-from fcgi_stack import EXAMPLES, Nginx, Server, accepts, free_port, replace
+from fcgi_stack import CLEAN, EXAMPLES, Nginx, Server, accepts, free_port, replace
 
 HERE = EXAMPLES / "cgi"
 APACHE, LIGHTTPD, FCGIWRAP = (
@@ -59,7 +59,7 @@ class Wrapped(Nginx):
         listening.listen(64)
         self.wrap_log = (site.folder / "wrap.log").open("wb")
         self.wrap = subprocess.Popen([FCGIWRAP, "-c", "2", "-f"], stdin=listening, stdout=self.wrap_log,
-                                     stderr=self.wrap_log, start_new_session=True)
+                                     stderr=self.wrap_log, start_new_session=True, env=CLEAN)
         listening.close()
         super().__init__(conf, site.folder / "nginx", [("unix:/run/fcgiwrap.socket", f"unix:{path}")])
 

@@ -25,7 +25,7 @@ from tidegate.wsgi import TidegateMiddleware as WsgiMiddleware
 from werkzeug.test import Client
 
 from conformance_cgi import cgi as ask_cgi
-from fcgi_daemon import Daemon, wait_for
+from fcgi_daemon import Daemon, free_port, wait_for
 from fcgi_nginx import NGINX
 
 TABLE: list[dict[str, Any]] = yaml.safe_load(
@@ -174,9 +174,7 @@ def face(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[str
 
     def behind_nginx(rules: str) -> Ask:
         daemon = start(rules + "store: memory://\n", "--manual-clock")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         conf = folder / "nginx.conf"
         conf.write_text(CONF.format(folder=folder, port=port, socket=daemon.address, now=NOW_US,
                                     user="user root;" if os.geteuid() == 0 else ""))  # fmt: skip

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from client import Connection, Request
-from fcgi_daemon import Daemon, wait_for
+from fcgi_daemon import Daemon, wait_for, within
 from fcgi_nginx import EXAMPLE, NGINX, Nginx
 
 RULES = """\
@@ -171,11 +170,10 @@ def test_a_refused_upload_gets_its_429_before_the_body_is_sent(setting: Callable
     for _ in range(2):
         assert nginx.ask("/app/two")[0].status == 200
     with socket.create_connection(("127.0.0.1", nginx.port), timeout=5) as peer:
-        began = time.monotonic()
-        peer.sendall(b"POST /app/two HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n")
-        answer = peer.recv(65536)
+        with within(0.5):
+            peer.sendall(b"POST /app/two HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n")
+            answer = peer.recv(65536)
         assert answer.startswith(b"HTTP/1.1 429 ")
-        assert time.monotonic() - began < 0.5
     assert len(Application.seen) == 2
 
 
@@ -246,10 +244,9 @@ def test_while_no_limiter_answers_requests_pass_or_fail_as_chosen(
         daemon.wait()
     try:
         for _ in range(5):
-            began = time.monotonic()
-            response, page = nginx.ask("/index.html")
+            with within(1):
+                response, page = nginx.ask("/index.html")
             assert response.status == status
-            assert time.monotonic() - began < 1
             assert (page == b"page index") == fail_open
             assert response.getheader("X-RateLimit-Limit") is None
         assert nginx.ask("/app/upload", "POST", b"x" * 3_000_000)[0].status == status

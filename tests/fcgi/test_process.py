@@ -18,7 +18,7 @@ import pytest
 
 import client
 from client import Closed, Connection, Request, ask, begin, record
-from fcgi_daemon import RULES, Daemon, wait_for
+from fcgi_daemon import RULES, Daemon, Lateness, wait_for, within
 
 BIG = Request(uri="/big")
 
@@ -142,10 +142,9 @@ def test_an_idle_daemon_leaves_at_once(start: Callable[..., Daemon], number: int
     daemon = start()
     kept, silent = Connection(daemon.address), Connection(daemon.address)
     assert kept.ask(BIG).status == 200
-    began = time.monotonic()
-    daemon.signal(number)
-    assert daemon.wait() == 0
-    assert time.monotonic() - began < 1
+    with within(1):
+        daemon.signal(number)
+        assert daemon.wait() == 0
     assert not Path(daemon.address.removeprefix("unix:")).exists()
     assert kept.at_end()
     assert silent.at_end()
@@ -175,10 +174,9 @@ def test_a_request_never_completed_does_not_hold_the_end_beyond_its_deadline(sta
     with Connection(daemon.address) as connection:
         connection.send(begin() + record(client.PARAMS, 1, b"\x01"))
         time.sleep(0.05)
-        began = time.monotonic()
-        daemon.signal(signal.SIGTERM)
-        assert daemon.wait() == 0
-        assert 0.3 < time.monotonic() - began < 1.5
+        with within(1.5, least=0.3):
+            daemon.signal(signal.SIGTERM)
+            assert daemon.wait() == 0
 
 
 def test_answers_not_yet_read_at_sigterm_are_all_delivered(start: Callable[..., Daemon]) -> None:
@@ -409,15 +407,15 @@ def test_while_the_store_stalls_every_request_is_answered_by_its_policy_and_nobo
         stat = Path(f"/proc/{holding.pid}/stat")
         wait_for(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), what="the holder stands")
         waits = []
-        with Connection(daemon.address) as first, Connection(daemon.address) as second:
+        with Connection(daemon.address) as first, Connection(daemon.address) as second, Lateness() as late:
             for number in range(100):
                 began = time.monotonic()
                 answer = (first if number % 2 else second).ask(Request())
                 waits.append(time.monotonic() - began)
                 assert (answer.status, answer["X-RateLimit-Limit"]) == (status, None)
                 assert answer["Retry-After"] == (None if status == 200 else "1")
-        assert max(waits) < 0.5  # 50 ms, and what a busy machine adds
-        assert sorted(waits)[90] < 0.02  # behind a holder known to stand nobody waits
+        assert late.allows(max(waits), 0.5)  # 50 ms, and what a busy machine adds
+        assert late.allows(sorted(waits)[90], 0.02)  # behind a holder known to stand nobody waits
         assert len(daemon.lines("store-failing")) == 1
     finally:
         holding.send_signal(signal.SIGCONT)

@@ -31,7 +31,7 @@ from client import (
     record,
     stream,
 )
-from fcgi_daemon import RULES, Daemon, wait_for
+from fcgi_daemon import RULES, Daemon, wait_for, within
 
 RELAYED = RULES + "  - name: rest\n    rules: 1000000/hour\n"
 
@@ -386,11 +386,10 @@ def test_a_silent_application_is_504_after_the_relays_time(
     start: Callable[..., Daemon], folder: Path, application: Application
 ) -> None:
     relay = start(RELAYED, "--relay-timeout", "0.4", listen=f"unix:{folder}/relay,relay-to={application.address}")
-    began = time.monotonic()
     with Connection(relay.address) as connection:
-        answer = connection.ask(Request(uri="/silent"))
+        with within(1.5, least=0.35):
+            answer = connection.ask(Request(uri="/silent"))
         assert (answer.status, json.loads(answer.body)["code"]) == (504, "GATEWAY_TIMEOUT")
-        assert 0.35 < time.monotonic() - began < 1.5
         assert connection.ask(Request(uri="/slow/40"), 2).body == b"tick " * 40  # longer, and never silent
 
 
@@ -426,9 +425,8 @@ def test_an_application_that_does_not_accept_in_time_is_504(start: Callable[...,
             waiting.append(peer)
         relay = start(RELAYED, "--relay-connect-timeout", "0.3",
                       listen=f"unix:{folder}/relay,relay-to=tcp:127.0.0.1:{port}")
-        began = time.monotonic()
-        assert ask(relay.address, uri="/echo").status == 504
-        assert 0.25 < time.monotonic() - began < 1.2
+        with within(1.2, least=0.25):
+            assert ask(relay.address, uri="/echo").status == 504
         for peer in waiting:
             peer.close()
 
@@ -685,9 +683,8 @@ def test_a_relay_that_never_ends_does_not_hold_the_end_beyond_its_deadline(
     with Connection(relay.address) as connection:
         connection.send(Request(uri="/silent").encode())
         wait_for(lambda: application.seen)
-        began = time.monotonic()
-        assert relay.stop() == 0
-        assert 0.3 < time.monotonic() - began < 2
+        with within(2, least=0.3):
+            assert relay.stop() == 0
 
 
 def test_a_relay_serves_no_other_mode_unless_it_is_listed(

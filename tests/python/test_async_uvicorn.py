@@ -89,6 +89,14 @@ class Site:
         told = self.ask("/")[1].get("X-RateLimit-Remaining")
         return None if told is None else int(told)
 
+    def decided(self) -> int:
+        """By Redis: on a busy machine one answer may be late."""
+        end = time.monotonic() + 10
+        while (remaining := self.remaining()) is None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        return remaining
+
     def load(self, requests: int, clients: int) -> tuple[set[int], list[float]]:
         """So many requests over so many kept connections: the statuses, and how long each took, sorted."""
         statuses: set[int] = set()
@@ -143,8 +151,8 @@ def test_visitors_notice_nothing_of_a_redis_that_stands_still_dies_or_comes_back
     with server(port=free_port()) as redis, site(tmp_path, redis.tcp, loop) as served:
         assert loop in json.loads(served.ask("/gaps")[2])["loop"]
         assert served.load(200, 4)[0] == {200}
-        before = served.remaining()
-        assert before is not None and 999_700 < before < 1_000_000
+        before = served.decided()
+        assert 999_700 < before < 1_000_000
 
         def under(requests: int) -> None:
             served.ask("/gaps")
@@ -166,8 +174,7 @@ def test_visitors_notice_nothing_of_a_redis_that_stands_still_dies_or_comes_back
         under(1000)
         redis.start()
         took = back(served)
-        remaining = served.remaining()
-        assert remaining is not None and remaining > before, "its counts were gone with it"
+        assert served.decided() > before, "its counts were gone with it"
         lines = [line for line in served.log.read_text().splitlines() if "store-failing" in line]
         assert 1 <= len(lines) <= 2, "one line when trouble begins, not one a request"
         assert took < 2 + 1

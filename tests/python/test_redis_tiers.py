@@ -72,9 +72,10 @@ def asked(store: Store) -> int:
 def test_what_the_uri_asks_for_saves_questions_from_python_too(store: Store, options: str, most: int) -> None:
     tiered = Limiter("5000/hour token_bucket", name=f"python-{options}", store=f"tiered+{store.uri}&{options}")
     plain = Limiter("5000/hour token_bucket", name=f"python-{options}", store=store.uri)
-    before = asked(store)
+    before, began = asked(store), time.monotonic()
     assert all(tiered.hit(who) for who in "abc" for _ in range(100))
-    assert asked(store) - before <= most
+    slowly = int((time.monotonic() - began) / 0.05)  # so often something of each client was due on a busy machine
+    assert asked(store) - before <= most + 3 * slowly
 
     async def main() -> None:
         assert all([await tiered.hit_async("d") for _ in range(100)])

@@ -22,7 +22,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "reference"), str(TESTS / "redis")]
 import traces
 from cluster import Cluster
-from server import Lateness, Server, server
+from server import Lateness, Server, free_port, server
 from test_traces import compare, run_program
 from tls import Certificates, tls_server
 
@@ -243,7 +243,7 @@ def test_a_redis_without_tls_is_told_of_as_such_by_opening_check_and_explain(
 ) -> None:
     make("programs")
     program = build / "bin" / "tidegate"
-    with server(port=free()) as plain:
+    with server(port=free_port()) as plain:
         store = f"rediss://127.0.0.1:{plain.port}?timeout_ms=1000"  # of which a fifth is for asking in the clear
         told = f"redis at 127.0.0.1:{plain.port}: TLS: the server there does not speak TLS (redis:// is without)"
         plain("CONFIG", "SET", "requirepass", "hunter2")  # whoever may not ask is answered too
@@ -279,12 +279,6 @@ def test_a_peer_that_says_nothing_costs_opening_a_quarter_of_a_second_and_a_hit_
         Limiter("3/minute", name="x", store=f"rediss://127.0.0.1:{secured.port}?verify=no")
     finally:
         secured.redis.signal(signal.SIGCONT)
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_cluster_is_reached_over_tls_at_every_node(certificates: Certificates) -> None:

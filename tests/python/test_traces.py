@@ -42,7 +42,7 @@ def made() -> Made:
 def run_program(*command: object) -> Run:
     def run(cases: list[traces.Case]) -> list[str]:
         text = "".join(case.text() for case in cases)
-        done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False, timeout=600)
         return [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
     return run

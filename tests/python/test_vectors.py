@@ -37,7 +37,7 @@ def test_replay_on_a_store_gives_every_vector(kind: str, tmp_path: Path, build: 
     make(str(program))
     store = "memory://" if kind == "memory" else f"shared://{tmp_path}/table"
     text = "".join(case.text() for case in CASES)
-    done = subprocess.run([program, store], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([program, store], input=text, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = iter(done.stdout.splitlines())
     for case in CASES:

@@ -72,6 +72,11 @@ class Site:
         return f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{self.port}/site"
 
     @property
+    def prompt(self) -> str:
+        """With a deadline that is to be kept, and enough of it for a busy machine to find the way within."""
+        return f"{self.uri}?timeout_ms=300"
+
+    @property
     def patient(self) -> str:
         return f"{self.uri}?timeout_ms=2000"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fcgi_daemon import wait_for
+from fcgi_daemon import wait_for, within
 from fcgi_stack import EXAMPLES
 from server_recipes import RECIPES, Recipe
 from server_site import Site
@@ -182,9 +182,8 @@ def limits(site: Site) -> bool:
 
 def check_trouble(site: Site, status: int, slow: float) -> None:
     for body in (None, UPLOAD):
-        began = time.monotonic()
-        response, text = site.server.ask(site.recipe.path, "POST" if body else "GET", body)
-        assert time.monotonic() - began < slow
+        with within(slow):
+            response, text = site.server.ask(site.recipe.path, "POST" if body else "GET", body)
         assert response.status == status, text
         if status == 200:
             told = json.loads(text)

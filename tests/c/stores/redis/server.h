@@ -4,6 +4,7 @@
 #define TG_TEST_REDIS_SERVER_H
 
 #include "stores/redis/redis.h"
+#include "tests/c/busy.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -117,16 +118,26 @@ server_kill(server *one)
     one->pid = 0;
 }
 
+/* Nobody's now, and nobody's either when it is used, or used again: below those that the kernel gives to whoever connects or
+ * wants any, and each process begins at a place of its own. */
 static inline uint16_t
 free_port(void)
 {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t bytes = sizeof address;
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    close(fd);
-    return ntohs(address.sin_port);
+    static unsigned tried;
+    if (tried == 0)
+        tried = (unsigned)getpid() * 97;
+    for (int i = 0; i < 1000; i++) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        const uint16_t port = (uint16_t)(20000 + tried++ % 12000);
+        const struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port),
+                                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        const int bound = bind(fd, (const struct sockaddr *)&address, sizeof address);
+        close(fd);
+        if (bound == 0)
+            return port;
+    }
+    fail_msg("no port is free");
+    return 0;
 }
 
 static inline void
@@ -228,20 +239,6 @@ watch_lateness(void *unused)
             atomic_store(&late_us, took_us - 1000);
     }
     return NULL;
-}
-
-/* For how long this thread was ready and had no processor, so far; where the kernel does not tell: 0. */
-static inline uint64_t
-unserved_us(void)
-{
-    unsigned long long ran_ns = 0, waited_ns = 0;
-    FILE *stat = fopen("/proc/thread-self/schedstat", "r");
-    if (stat) {
-        if (fscanf(stat, "%llu %llu", &ran_ns, &waited_ns) != 2)
-            waited_ns = 0;
-        fclose(stat);
-    }
-    return waited_ns / 1000;
 }
 
 static uint64_t unserved_before_us;

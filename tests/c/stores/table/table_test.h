@@ -4,6 +4,7 @@
 #define TG_TABLE_TEST_H
 
 #include "stores/table/table.h"
+#include "tests/c/busy.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -744,12 +744,14 @@ hits_within_a_flush_reach_redis_in_one_call_and_each_is_counted(void **unused)
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         tg_limiter *limiter = open_limiter(store, rules[i], rules[i]), *other = open_limiter(elsewhere, rules[i], rules[i]);
         long long before = asked();
+        const uint64_t began_us = tg__monotonic_us();
         for (int k = 0; k < 60; k++) {
             const tg_decision decision = hit(limiter, "a");
             assert_true(decision.allowed && decision.results[0].charged && !decision.degraded);
             assert_int_equal(decision.remaining, 999 - k);
         }
-        assert_in_range(asked() - before, 1, 3); /* the first one, and what a busy machine is late with */
+        const long long flushes = (long long)((tg__monotonic_us() - began_us) / 200000);
+        assert_in_range(asked() - before, 1, 3 + flushes); /* the first one, and what a busy machine is late with */
         await_remaining(other, 940);
         reset(limiter, "a");
         before = asked();
