@@ -109,7 +109,8 @@ tg_trouble tg__wire_open(tg_redis_wire *wire, const tg_redis_address *address, u
 tg_trouble tg__wire_send(tg_redis_wire *wire, struct iovec *pieces, int count, uint64_t deadline_us, bool *unsent,
                          tg_error *error);
 /* A reply, and when it came. A short string that came whole lies in `bytes`, as what scripts answer does: an allocation
- * between an answer and the next question is time in which the server falls asleep. Any other reply is hiredis'. */
+ * between an answer and the next question is time in which the server falls asleep. Any other reply is hiredis'. Not to be
+ * copied: `reply` may point into it. */
 typedef struct tg_heard {
     redisReply *reply; /* NULL: none */
     uint64_t at_us;    /* of tg__monotonic_us */
