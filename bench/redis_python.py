@@ -6,8 +6,9 @@ limiters, in one interleaved run; and what each script costs the server beside I
 Each round times every row once; a ratio is the median of the ratios within a round. Times are the clock's, since two
 processes work on each decision: run it on a machine that does nothing else, with two processors or more. The server has one
 of them to itself and all who ask have the others: where the scheduler is left to choose, one and the same row is now a third
-faster, now slower, by which row was before it. Who waits for each answer does so in a process of its own, as the loop does.
-Must not enter: HTTP.
+faster, now slower, by which row was before it. Who waits for each answer does so in a process of its own, as the loop does,
+and takes the time of a round in pieces, since a machine that others share is slow for a while and then is not. Must not
+enter: HTTP.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ SCRIPTS = {
     "four algorithms": "1000000000/second token_bucket; 10000000000/day fixed_window; 10000000000/hour sliding_counter;"
     " 1000000/second sliding_log resolution 1ms",
 }
+PIECES = 10  # of a round's time, for rows of 40 microseconds that are compared by hundredths
 Ask = Callable[[], Awaitable[Any]]
 
 
@@ -245,11 +247,12 @@ def measure(programs: Path, path: Path, folder: Path, rounds: int, milliseconds:
     def run_by(events: asyncio.AbstractEventLoop, main: Callable[[float], Coroutine[Any, Any, float]]) -> Callable[[], float]:
         return lambda: events.run_until_complete(main(seconds))
 
-    rows = {
-        "hiredis loop, one at a time": told_by(loop, 1, milliseconds),
-        **{name: told_by(asker, milliseconds) for name, asker in waiting.items()},
-        "hiredis loop, 64 at a time": told_by(loop, 64, milliseconds),
+    piece = max(1, milliseconds // PIECES)
+    one_by_one = {
+        "hiredis loop, one at a time": told_by(loop, 1, piece),
+        **{name: told_by(asker, piece) for name, asker in waiting.items()},
     }
+    rows = {"hiredis loop, 64 at a time": told_by(loop, 64, milliseconds)}
     hit = functools.partial(limiter.hit_async, KEY)
     for name, events in loops.items():
         for tasks in (64, 256):
@@ -257,16 +260,21 @@ def measure(programs: Path, path: Path, folder: Path, rounds: int, milliseconds:
     for tasks in (64, 256):
         for name, main in async_others(path, words(command), tasks).items():
             rows[f"{name}, {tasks} tasks"] = run_by(loops["asyncio"], main)
-    rates: dict[str, list[float]] = {row: [] for row in rows}
-    for number in range(rounds):
-        # Back and forth, so that no row is always the one after another.
-        for row in list(rows) if number % 2 == 0 else reversed(list(rows)):
-            rates[row].append(rows[row]())
+    rates = interleaved(one_by_one, rounds * PIECES) | interleaved(rows, rounds)
     for asker in (loop, *waiting.values()):
         asker.close()
     for events in loops.values():
         events.close()
     return {"rates": rates, "cpu": server_costs(programs, path, folder, rounds, milliseconds)}
+
+
+def interleaved(rows: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Back and forth, so that no row is always the one after another."""
+    rates: dict[str, list[float]] = {row: [] for row in rows}
+    for number in range(rounds):
+        for row in list(rows) if number % 2 == 0 else reversed(list(rows)):
+            rates[row].append(rows[row]())
+    return rates
 
 
 def server_costs(programs: Path, path: Path, folder: Path, rounds: int, milliseconds: int) -> dict[str, list[float]]:
@@ -293,8 +301,9 @@ def report(told: dict[str, Any]) -> None:
     one, many, theirs = "hiredis loop, one at a time", "hiredis loop, 64 at a time", "redis-py asyncio, 64 tasks"
     print(f"{'':52}{'a second':>10}  to the loop  to redis-py asyncio")
     for row in rates:
-        base = one if row in (one, *WAITING) else many
-        print(f"{row:52}{statistics.median(rates[row]):10.0f}  {ratio(rates, row, base):11.2f}  {ratio(rates, row, theirs):11.1f}")
+        waits = row in (one, *WAITING)
+        beside = "" if waits else f"  {ratio(rates, row, theirs):11.1f}"
+        print(f"{row:52}{statistics.median(rates[row]):10.0f}  {ratio(rates, row, one if waits else many):11.2f}{beside}")
     print()
     for name in cpu:
         times = statistics.median(a / b for a, b in zip(cpu[name], cpu["INCR"], strict=True))
