@@ -195,11 +195,11 @@ _tried = itertools.count(os.getpid() * 97)
 
 def free_port() -> int:
     """Nobody's now, and nobody's either when it is used, or used again: a process begins at a place of its own."""
-    for number in _tried:
+    for number in itertools.islice(_tried, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", PORTS[number % len(PORTS)]))
             return PORTS[number % len(PORTS)]
-    raise AssertionError
+    raise AssertionError("no port is free")
 
 
 class Server:

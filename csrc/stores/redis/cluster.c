@@ -721,8 +721,7 @@ give_back(tg_cluster *cluster, const tg_part_call *part, const tg_redis_keyring 
     }
     tg_inquiry question = { .op = TG_OP_REFUND, .call = &call, .targets = own, .target_count = count,
                              .keyring = keyring, .manual_now_us = manual_now_us, .brief = part->brief };
-    tg_heard heard;
-    heard.reply = NULL;
+    tg_heard heard = { .reply = NULL };
     tg_node *node = NULL;
     tg_error unused = { .status = TG_OK };
     if (call.asked > 0)

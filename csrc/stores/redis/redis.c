@@ -158,7 +158,7 @@ redis_apply(tg_store *base, tg_op op, const tg_target *targets, size_t target_co
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     const tg_inquiry question = { .op = op, .call = &call, .targets = targets, .target_count = target_count,
                                    .manual_now_us = manual_now_us, .now_us = now_us };
-    tg_heard heard;
+    tg_heard heard; /* its bytes are not cleared: every decision comes by here */
     heard.reply = NULL;
     bool unsent;
     tg_trouble trouble = tg__redis_ask(store, &question, deadline_us, &heard, &unsent, error);
@@ -297,8 +297,7 @@ redis_lease(tg_store *base, tg_lease_op op, const tg_target *targets, size_t tar
         return tg__error(error, TG_E_STORE, "%s: not asked again yet", store->address.shown);
     const tg_inquiry question = { .op = as, .call = &call, .targets = targets, .target_count = target_count,
                                   .manual_now_us = manual_now_us };
-    tg_heard heard;
-    heard.reply = NULL;
+    tg_heard heard = { .reply = NULL };
     tg_trouble trouble =
         tg__redis_ask(store, &question, tg__monotonic_us() + store->timeout_us, &heard, &unsent, error);
     if (trouble == TG__TROUBLE_NONE)

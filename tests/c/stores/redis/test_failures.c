@@ -45,13 +45,19 @@ site_open_so(const char *uri, const char *rules)
     return one;
 }
 
+static site
+site_open_with(const char *options, const char *rules)
+{
+    char uri[200];
+    snprintf(uri, sizeof uri, "%s?%s", redis.uri, options);
+    return site_open_so(uri, rules);
+}
+
 /* Where not time but the answer is looked at: a busy machine is no fault. */
 static site
 site_open(const char *rules)
 {
-    char uri[200];
-    snprintf(uri, sizeof uri, "%s?timeout_ms=2000", redis.uri);
-    return site_open_so(uri, rules);
+    return site_open_with("timeout_ms=2000", rules);
 }
 
 static site
@@ -356,9 +362,7 @@ static void
 paused_writes_end_by_the_deadline_and_are_counted_at_most_once(void **unused)
 {
     (void)unused;
-    char uri[200];
-    snprintf(uri, sizeof uri, "%s?timeout_ms=300", redis.uri);
-    site one = site_open_so(uri, "100/minute");
+    site one = site_open_with("timeout_ms=300", "100/minute");
     hit(one.limiter, "a");
     server_ask(&redis, NULL, "CLIENT PAUSE 900 WRITE");
     uint64_t took_us;
@@ -483,9 +487,7 @@ static void
 who_waits_for_a_connection_that_another_uses_tells_of_it(void **unused)
 {
     (void)unused;
-    char uri[200];
-    snprintf(uri, sizeof uri, "%s?connections=1&timeout_ms=300", redis.uri);
-    site one = site_open_so(uri, "5/minute");
+    site one = site_open_with("connections=1&timeout_ms=300", "5/minute");
     hit(one.limiter, "a");
     server_signal(&redis, SIGSTOP);
     pthread_t threads[3];
@@ -504,9 +506,7 @@ static void
 a_late_reply_is_never_taken_for_the_next_ones(void **unused)
 {
     (void)unused;
-    char uri[200];
-    snprintf(uri, sizeof uri, "%s?timeout_ms=300", redis.uri);
-    site one = site_open_so(uri, "100/minute");
+    site one = site_open_with("timeout_ms=300", "100/minute");
     for (int i = 0; i < 50; i++)
         hit(one.limiter, "a"); /* 50 left */
     hit(one.limiter, "b");
